@@ -1,0 +1,71 @@
+"""Every refusal and failure a user can meet, each with one clear sentence and an HTTP status.
+
+Raise the most exact class. The message names the field (or file), the value, and what is accepted; it never
+holds a traceback. The command line prints it and exits with `exit_code`; the server answers with `status`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class HeadwayError(Exception):
+    """Base of every error meant for a user. `str(error)` is the whole sentence."""
+
+    status = 500
+    exit_code = 1
+
+
+class BadInput(HeadwayError):
+    """A field of a request or of a command is out of range.
+
+    Attributes:
+        field: the name as the user wrote it (`temperature`, `--kv-cache-gib`).
+    """
+
+    status = 400
+    exit_code = 2
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+class ModelFileError(HeadwayError):
+    """A model file is truncated, hostile, or not what it says. Names file, tensor and fault."""
+
+    status = 500
+    exit_code = 2
+
+
+class EngineDead(HeadwayError):
+    """The engine loop ended; no request can be answered any more."""
+
+    status = 503
+
+
+class Reject(Enum):
+    """Why the scheduler refused a request. Value = (code, HTTP status)."""
+
+    EMPTY_PROMPT = ("empty_prompt", 400)
+    CONTEXT_LENGTH = ("context_length_exceeded", 400)
+    CACHE_TOO_SMALL = ("kv_cache_too_small", 400)
+    DUPLICATE_ID = ("duplicate_id", 400)
+    QUEUE_FULL = ("queue_full", 503)
+
+    @property
+    def code(self) -> str:
+        return self.value[0]
+
+    @property
+    def status(self) -> int:
+        return self.value[1]
+
+
+class Rejected(HeadwayError):
+    """The scheduler refused a request at once, because it could never be served (or not now: QUEUE_FULL)."""
+
+    def __init__(self, reason: Reject, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.status = reason.status

@@ -1,0 +1,230 @@
+"""What a user asks for (`SamplingParams`) and what the scheduler keeps of it (`Request`).
+
+A request has one counter of progress, `computed`: the number of its tokens whose keys and values are in the
+cache. Scheduling lets `computed` catch up with `len(tokens) + len(draft)`; there is no prefill or decode phase.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from headway.core.errors import BadInput
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_LOGPROBS = 64
+MAX_CHOICES = 128
+MAX_SEED = 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to turn logits into tokens, and when to stop. Field names as in OpenAI's API and vLLM.
+
+    Attributes:
+        max_tokens: most tokens to generate; None = whatever the context still holds.
+        min_tokens: end-of-sequence and stop ids are masked, stop strings ignored, until this many are generated.
+        temperature: 0 = greedy.
+        top_k: keep the k likeliest tokens; 0 = off.
+        top_p: keep the smallest set of tokens whose mass reaches p; 1 = off.
+        min_p: drop tokens less likely than min_p times the likeliest; 0 = off.
+        seed: key of the sampling noise; None = a random one, which is logged.
+        stop: strings that end the text; they are not part of it.
+        stop_token_ids: ids that end the text; kept in the ids, not in the text.
+        logit_bias: (token id, bias) pairs added to the logits.
+        presence_penalty, frequency_penalty: subtracted from logits of generated tokens, in [-2, 2].
+        repetition_penalty: divides (positive) or multiplies (negative) logits of tokens seen in prompt or output.
+        logprobs: number of likeliest alternatives to report per generated token (0 = only the chosen one);
+            None = off. Always of the raw model distribution.
+        prompt_logprobs: the same for prompt tokens.
+        n: number of independent choices sharing one prompt.
+        grammar: reserved; refused until grammars are built.
+        ignore_eos: do not stop at the model's end-of-sequence ids.
+        thinking_budget: reserved; refused until reasoning parsers are built.
+
+    Raises:
+        BadInput: a field is out of range; the message says what is accepted.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
+    grammar: str | None = None
+    ignore_eos: bool = False
+    thinking_budget: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, None)
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _integer("top_k", self.top_k, 0, None)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _integer("seed", self.seed, -MAX_SEED, MAX_SEED)
+        _stops(self.stop)
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0, None)
+        for token, bias in self.logit_bias:
+            _integer("logit_bias", token, 0, None)
+            _number("logit_bias", bias, -100.0, 100.0)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _integer(name, value, 0, MAX_LOGPROBS)
+        _integer("n", self.n, 1, MAX_CHOICES)
+        for name in ("grammar", "thinking_budget"):
+            if getattr(self, name) is not None:
+                raise BadInput(name, "not supported by this version; leave it out")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def _integer(field: str, value: int, low: int, high: int | None) -> None:
+    accepted = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        raise BadInput(field, f"{value!r} is not {accepted}")
+
+
+def _number(field: str, value: float, low: float, high: float, open_low: bool = False) -> None:
+    accepted = f"a number {'above' if open_low else 'from'} {low:g} {'up ' if open_low else ''}to {high:g}"
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < low or value > high or (open_low and value == low):
+        raise BadInput(field, f"{value!r} is not {accepted}")
+
+
+def _stops(stops: Sequence[str]) -> None:
+    if isinstance(stops, str) or len(stops) > MAX_STOP_STRINGS:
+        raise BadInput("stop", f"give a list of at most {MAX_STOP_STRINGS} strings")
+    for stop in stops:
+        if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_CHARS:
+            raise BadInput("stop", f"each stop string must have 1 to {MAX_STOP_CHARS} characters")
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """Why a request ended.
+
+    Attributes:
+        reason: "stop" (id or string), "length", "abort" (cancelled), or "error".
+        matched: the stop string or stop id that was met, or the error's sentence; None otherwise.
+    """
+
+    reason: str
+    matched: str | int | None = None
+
+
+class Request:
+    """One choice being generated. Only the scheduler writes to it, and only in `add`, `plan` and `commit`.
+
+    Attributes:
+        id: unique among live requests; choice c > 0 of request "x" is "x#c".
+        tokens: prompt then generated ids; append-only.
+        prompt_len: how many of `tokens` are prompt.
+        computed: tokens whose keys and values are cached; the one counter.
+        pending: tokens planned and not yet committed; 0 while steps are not overlapped.
+        draft: proposed ids to verify in the next step.
+        params: sampling parameters. Its seed is always set here (a random one is drawn before).
+        choice: index among the n choices of one prompt.
+        parent: id of choice 0, whose prompt blocks this choice shares; None for choice 0.
+        stop_ids: ids that end the request: the model's end-of-sequence ids unless ignored, and params.stop_token_ids.
+        max_len: prompt_len + the most tokens it may generate (never above the model's context).
+        priority: lower runs first; ties by arrival.
+        arrival: time of arrival, ps.
+        deadline: time after which it is aborted, ps; None = never.
+        tenant: cache namespace; requests of different tenants never share blocks.
+        adapter: LoRA adapter name ("" = none); part of the cache key.
+        preemptions: how often its blocks were taken back.
+        cached: prompt tokens served from the prefix cache at its first admission.
+        finish: set once, when it ended.
+    """
+
+    __slots__ = (
+        "adapter",
+        "arrival",
+        "cached",
+        "choice",
+        "computed",
+        "deadline",
+        "draft",
+        "finish",
+        "id",
+        "max_len",
+        "params",
+        "parent",
+        "pending",
+        "preemptions",
+        "priority",
+        "prompt_len",
+        "stop_ids",
+        "tenant",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        max_len: int,
+        arrival: int = 0,
+        priority: int = 0,
+        deadline: int | None = None,
+        tenant: str = "",
+        adapter: str = "",
+        choice: int = 0,
+        parent: str | None = None,
+    ) -> None:
+        self.id = id
+        self.tokens = list(tokens)
+        self.prompt_len = len(self.tokens)
+        self.computed = 0
+        self.pending = 0
+        self.draft: list[int] = []
+        self.params = params
+        self.choice = choice
+        self.parent = parent
+        self.stop_ids = stop_ids
+        self.max_len = max_len
+        self.priority = priority
+        self.arrival = arrival
+        self.deadline = deadline
+        self.tenant = tenant
+        self.adapter = adapter
+        self.preemptions = 0
+        self.cached = 0
+        self.finish: Finish | None = None
+
+    @property
+    def todo(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
+        return len(self.tokens) + len(self.draft) - self.computed
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    def __repr__(self) -> str:
+        return f"Request({self.id!r}, {self.computed}/{len(self.tokens)} of at most {self.max_len})"

@@ -1,0 +1,168 @@
+"""Seam one: a `StepPlan` goes out to an executor, a `StepResult` comes back. Nothing else crosses.
+
+    Scheduler --plan()--> StepPlan --> Executor (model | simulator | replay) --> StepResult --commit()--> Scheduler
+
+Blocks are named per *KV group* (`roofline.shape.KVGroup`): one id space per group, so every block list here is a
+tuple with one entry per group. Structs are immutable and serialisable with msgspec, so plans can be logged,
+compared and replayed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headway.core.request import Finish, SamplingParams
+
+BlockIds = tuple[tuple[int, ...], ...]  # [group][block]
+
+
+class RowInit(msgspec.Struct, frozen=True, gc=False):
+    """A row the executor does not hold yet. Sent once, and again after preemption.
+
+    Attributes:
+        id: the request.
+        tokens: all its tokens so far (prompt, and what it generated before a preemption).
+        prompt_len: how many of them are prompt.
+        params: sampling parameters, seed set.
+        choice: index among n choices; part of the noise key.
+        stop_ids: ids masked until min_tokens are generated.
+        blocks: its full block table at this moment, `[group][block]`; -1 where a window group holds no block.
+        adapter: LoRA adapter name, "" = none.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    prompt_len: int
+    params: SamplingParams
+    choice: int = 0
+    stop_ids: tuple[int, ...] = ()
+    blocks: BlockIds = ()
+    adapter: str = ""
+
+
+class Work(msgspec.Struct, frozen=True, gc=False):
+    """One row of a step: compute tokens [start, start + count) of request `id`.
+
+    Of the row's tokens at those positions the last `len(draft)` are the proposed ones in `draft`.
+
+    Attributes:
+        blocks: blocks appended to the row's table by this step, `[group][block]`; empty tuple = none for any group.
+            Does not repeat what a RowInit in the same plan holds.
+        logits: at how many last positions logits are wanted; 0 for a prefill chunk that does not reach the end.
+        sample: draw a token from the last position (and verify the drafts before it).
+        prompt_logprobs: report logprobs of the prompt tokens that follow the positions computed here.
+    """
+
+    id: str
+    start: int
+    count: int
+    draft: tuple[int, ...] = ()
+    blocks: BlockIds = ()
+    logits: int = 0
+    sample: bool = False
+    prompt_logprobs: bool = False
+
+
+class BlockCopy(msgspec.Struct, frozen=True, gc=False):
+    """Copy block `src` to `dst` in `group` before the step computes anything (copy on write)."""
+
+    group: int
+    src: int
+    dst: int
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """Everything an executor needs for one step; O(changes) in size, not O(context).
+
+    Attributes:
+        step: number of the step, from 0.
+        new: rows the executor must create first.
+        work: what to compute; order is the order of rows in the batch.
+        gone: rows to drop before anything else (finished, cancelled, preempted).
+        copies: block copies to make before computing.
+        predicted: seconds the step-time model expects; None without a profile.
+    """
+
+    step: int
+    new: tuple[RowInit, ...] = ()
+    work: tuple[Work, ...] = ()
+    gone: tuple[str, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    predicted: float | None = None
+
+    @property
+    def empty(self) -> bool:
+        """True if there is nothing to compute and nothing to tell the executor."""
+        return not (self.work or self.gone or self.copies)
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
+    """Raw-distribution logprobs at one position: the chosen token's, its rank (1 = likeliest), and the top ones."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Seconds(msgspec.Struct, frozen=True, gc=False):
+    """Measured (or simulated) seconds of a step, by part."""
+
+    prepare: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+    host: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.prepare + self.forward + self.sample + self.host
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """What an executor made of a plan.
+
+    Attributes:
+        step: the plan's number.
+        tokens: per row that sampled, the ids emitted: accepted drafts, then one drawn token.
+        finish: rows that end with this step for a reason only the engine sees (a stop string).
+        logprobs: per row, one entry per emitted token, if asked for.
+        prompt_logprobs: per row, entries for the prompt tokens after the positions computed in this step.
+        drafts: ids proposed for the next step, per row.
+        experts: experts touched per layer, for mixture models.
+        seconds: time spent.
+        failed: rows that failed, each with a sentence; other rows are not affected.
+    """
+
+    step: int
+    tokens: dict[str, tuple[int, ...]] = {}
+    finish: dict[str, Finish] = {}
+    logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+    prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+    drafts: dict[str, tuple[int, ...]] = {}
+    experts: tuple[int, ...] = ()
+    seconds: Seconds = Seconds()
+    failed: dict[str, str] = {}
+
+
+class StepShape(msgspec.Struct, frozen=True, gc=False):
+    """The size of a step, all that the step-time model needs to predict it.
+
+    Attributes:
+        tokens: new tokens over all rows.
+        rows: rows in the step.
+        logit_rows: positions whose logits are computed.
+        kv_tokens: per KV group, cached tokens read by attention, summed over rows (capped by the window), each
+            row's own new tokens included.
+        pairs: per KV group, query-key pairs, summed over rows (what attention's arithmetic is proportional to).
+        decode_kv_tokens, decode_pairs: the part of the two above that belongs to rows with one new token.
+        copies: blocks copied.
+    """
+
+    tokens: int
+    rows: int
+    logit_rows: int
+    kv_tokens: tuple[int, ...]
+    pairs: tuple[int, ...]
+    decode_kv_tokens: tuple[int, ...] = ()
+    decode_pairs: tuple[int, ...] = ()
+    copies: int = 0

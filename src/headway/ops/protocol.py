@@ -1,0 +1,175 @@
+"""Seam two: the operations a model family is written over, and what a backend must provide to run them.
+
+A family is one plain function `forward(ops) -> logits`. It sees handles (`Tensor`), never sizes or values:
+
+* every handle has a static feature width and one symbolic leading axis: the step's new tokens, or its logit rows;
+* the family may not branch on a size or on a value, so the same calls are right for every step;
+* everything that changes from step to step is in one `StepBatch`, which the family never touches.
+
+So a backend may run the calls as they come (`reference`), record them once and replay a whole step in one native
+call (`native`), or capture them in a CUDA graph. Data-dependent work stays inside one op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from headway.ops.weight import Weight
+from headway.roofline.shape import KVGroup
+
+Tensor = Any  # a handle: numpy array, recorded value number, device tensor
+Prepared = Any  # a weight in the form the backend computes with
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding of a layer.
+
+    Attributes:
+        inv_freq: float32 [rotary_dim / 2], angle per position of each pair, scaling already applied.
+        interleaved: pairs are (0,1),(2,3)... (GGUF's llama order) instead of (0, half),(1, half+1)... (HF's order).
+        magnitude: factor on cos and sin (YaRN's attention factor); 1 = none.
+    """
+
+    inv_freq: np.ndarray
+    interleaved: bool = False
+    magnitude: float = 1.0
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """The paged cache: per group `blocks` blocks of `block_size` tokens.
+
+    Keys and values of a layer lie as [block][head][slot][width], each in its own array.
+    """
+
+    groups: tuple[KVGroup, ...]
+    blocks: tuple[int, ...]  # per group
+    block_size: int
+
+    def of_layer(self, layer: int) -> tuple[int, int]:
+        """(group, index of the layer within the group)."""
+        for number, group in enumerate(self.groups):
+            if layer in group.layers:
+                return number, group.layers.index(layer)
+        raise KeyError(f"layer {layer} caches nothing")
+
+
+@dataclass(frozen=True)
+class GroupBatch:
+    """A step's view of one KV group.
+
+    Attributes:
+        block_table: int32 [rows, max_blocks]; entry j holds positions [j*block_size, (j+1)*block_size); -1 = none.
+        slots: int64 [tokens], where each new token's key and value go: block * block_size + offset.
+    """
+
+    block_table: np.ndarray
+    slots: np.ndarray
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """All that changes from step to step. Rows are concatenated along the token axis, without padding.
+
+    Attributes:
+        ids: int32 [tokens], token ids.
+        positions: int32 [tokens], position of each within its sequence.
+        query_start: int32 [rows + 1]; row r owns tokens [query_start[r], query_start[r+1]).
+        kv_len: int32 [rows], cached tokens of the row once this step's are written.
+        groups: one view per KV group.
+        logit_index: int32 [logit_rows], which tokens' logits are wanted.
+        adapter: int32 [rows], adapter number, 0 = none.
+    """
+
+    ids: np.ndarray
+    positions: np.ndarray
+    query_start: np.ndarray
+    kv_len: np.ndarray
+    groups: tuple[GroupBatch, ...]
+    logit_index: np.ndarray
+    adapter: np.ndarray
+
+
+class Ops(Protocol):
+    """What a family may call. Leading axis T = new tokens of the step, R = logit rows; widths are static."""
+
+    def embed(self, table: Prepared) -> Tensor:
+        """Rows of `table` [vocab, d] for the batch's ids -> [T, d]."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Prepared, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight, over the last axis -> same shape."""
+        ...
+
+    def linear(self, x: Tensor, weight: Prepared, bias: Prepared | None = None, residual: Tensor | None = None) -> Tensor:
+        """x [*, in] @ weight[out, in].T (+ bias) (+ residual) -> [*, out]."""
+        ...
+
+    def rope_and_cache(self, q: Tensor, k: Tensor, v: Tensor, layer: int, rope: Rope) -> Tensor:
+        """Rotate q [T, heads*w] and k [T, kv_heads*w] by position, write k and v [T, kv_heads*w] to the layer's
+        cache at the batch's slots -> rotated q."""
+        ...
+
+    def attention(self, q: Tensor, layer: int, scale: float, softcap: float = 0.0) -> Tensor:
+        """Causal attention of q [T, heads*w] over the layer's cache (keys and values read as stored, the chunk's own
+        included), within the group's window if it has one -> [T, heads*value_width]. Query head h reads key/value head
+        h // (heads / kv_heads). softcap c > 0: scores become c * tanh(scores / c)."""
+        ...
+
+    def gated_mlp(
+        self, x: Tensor, gate: Prepared, up: Prepared, down: Prepared, activation: str, residual: Tensor | None = None
+    ) -> Tensor:
+        """down @ (activation(gate @ x) * (up @ x)) (+ residual) -> same shape as x. activation: "silu" or "gelu_tanh"."""
+        ...
+
+    def logit_rows(self, x: Tensor) -> Tensor:
+        """Keep the tokens whose logits are wanted: [T, d] -> [R, d]."""
+        ...
+
+    def logits(self, x: Tensor, head: Prepared, scale: float = 1.0, softcap: float = 0.0) -> Tensor:
+        """x [R, d] @ head[vocab, d].T * scale, softcapped if c > 0 -> float32 [R, vocab]."""
+        ...
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum over the tensor-parallel ranks; identity on one rank."""
+        ...
+
+
+Forward = Callable[[Ops], Tensor]
+
+
+class Program(Protocol):
+    """A family's forward pass, ready to be run step after step."""
+
+    def run(self, batch: StepBatch) -> np.ndarray:
+        """Compute a step, writing the cache -> float32 logits [logit_rows, vocab], valid until the next run."""
+        ...
+
+
+class Backend(Protocol):
+    """A device with its weights and cache. One per executor; not thread-safe."""
+
+    name: str
+    deterministic: bool
+
+    def prepare(self, weight: Weight) -> Prepared:
+        """Bring a weight into the form this backend computes with. Called once per weight, at load; a tied weight is
+        prepared once and used twice."""
+        ...
+
+    def allocate(self, layout: CacheLayout) -> None:
+        """Create the empty cache."""
+        ...
+
+    def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy cache blocks (src, dst) in every layer of a group."""
+        ...
+
+    def compile(self, forward: Forward) -> Program:
+        """Make `forward` runnable. It is called with an `Ops` of this backend."""
+        ...

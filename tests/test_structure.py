@@ -1,0 +1,48 @@
+"""The house rules of the source tree: imports only go down, and the pure floors stay pure."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "headway"
+FLOORS = {
+    "core": 1, "roofline": 1,
+    "cache": 2, "scheduling": 2, "ops": 2, "sampling": 2, "speculation": 2, "text": 2,
+    "model": 3, "executor": 4, "engine": 5,
+    "simulate": 6, "plan": 6, "serve": 6, "cluster": 6, "bench": 6,
+    "lab": 7, "cli": 7,
+}  # fmt: skip
+PURE = ("core", "cache", "scheduling")
+BANNED_IN_PURE = {"numpy", "torch", "time", "random", "datetime", "secrets"}
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path.parent != SOURCE)
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: import by full name"
+            yield f"{node.module}.{node.names[0].name}" if node.module == "headway" else str(node.module)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_never_reach_up_and_pure_floors_stay_pure(path: Path) -> None:
+    room = path.relative_to(SOURCE).parts[0]
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "headway" and len(parts) > 1 and parts[1] in FLOORS:
+            assert FLOORS[parts[1]] <= FLOORS[room], f"{room} (floor {FLOORS[room]}) imports {name}"
+        if room in PURE:
+            assert parts[0] not in BANNED_IN_PURE, f"{room} must not import {name}"
+        if parts[0] == "torch":
+            assert room == "cluster" or path.relative_to(SOURCE).parts[:2] == ("ops", "cuda"), f"torch in {path}"
+
+
+def test_every_folder_has_a_floor() -> None:
+    rooms = {path.relative_to(SOURCE).parts[0] for path in FILES}
+    assert rooms <= FLOORS.keys()
