@@ -155,7 +155,8 @@ class Backend(Protocol):
     """A device with its weights and cache. One per executor; not thread-safe."""
 
     name: str
-    deterministic: bool
+    deterministic: bool  # a row's result never depends on its neighbours or on how its prompt was cut
+    kv_dtype_bytes: float  # bytes per cached number
 
     def prepare(self, weight: Weight) -> Prepared:
         """Bring a weight into the form this backend computes with. Called once per weight, at load; a tied weight is

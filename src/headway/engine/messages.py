@@ -1,0 +1,76 @@
+"""What goes into the engine loop and what comes out, in process or across a process border. No arrays, no objects."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headway.core.request import Finish, SamplingParams
+from headway.core.step import TokenLogprobs
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Generate from `tokens`.
+
+    Attributes:
+        id: chosen by the caller, unique among live requests, without "#".
+        arrival: when it was meant to arrive, ps of the loop's clock; None = when the loop first sees it.
+        deadline: seconds after arrival at which it is aborted; None = never.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    params: SamplingParams
+    arrival: int | None = None
+    deadline: float | None = None
+    priority: int = 0
+    tenant: str = ""
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """The caller no longer wants request `id`, all its choices. Idempotent."""
+
+    id: str
+
+
+Command = Submit | Cancel
+
+
+class Delta(msgspec.Struct, frozen=True, tag=True):
+    """What one choice gained in one step.
+
+    Attributes:
+        id, choice: the request, and which of its n choices.
+        at: clock time, ps.
+        tokens: ids emitted.
+        text: text that became certain (stop strings are held back, incomplete characters too).
+        logprobs: one entry per token, if asked for.
+        prompt_logprobs: entries for prompt tokens passed in this step, if asked for.
+        cached: prompt tokens that came from the prefix cache.
+        finish: set on the last delta of the choice.
+    """
+
+    id: str
+    choice: int
+    at: int
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    cached: int = 0
+    finish: Finish | None = None
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The request was not accepted; nothing more follows.
+
+    Attributes:
+        code, status: as in `core.errors.Reject`.
+    """
+
+    id: str
+    message: str
+    code: str
+    status: int
+
+
+Output = Delta | Refused
