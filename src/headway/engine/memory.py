@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.core.errors import BadInput
-from headway.roofline.shape import KVGroup, group_block_bytes
+from headway.roofline.shape import KVGroup, block_bytes
 
 GIB = 1024**3
 RESERVE = GIB // 4  # interpreter, libraries, tokenizer, allocator slack
@@ -66,7 +66,7 @@ def plan_memory(
     Raises:
         BadInput: the wanted cache does not fit, or not even one request at full context does.
     """
-    per_block = sum(group_block_bytes(group, block_size) for group in groups)
+    per_block = sum(block_bytes(group, block_size) for group in groups)
     left = free - weights - activations - RESERVE
     full_row = -(-max_len // block_size) + 1
     if kv_cache_gib is None:
