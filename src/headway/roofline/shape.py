@@ -1,11 +1,28 @@
 """The shape of a model: what the step-time model, the memory plan and the cache need to know of it, and no weights.
 
 `kv_bytes` is the only place in Headway that knows bytes of cache; capacity, time, pool sizes and cost all call it.
+`roofline/config.py` makes a `ModelShape` from a `config.json` or a GGUF header, `roofline/catalogue.py` from a name.
+Plain floats only: this is read in the scheduler's hot path.
 """
 
 from __future__ import annotations
 
 import msgspec
+
+from headway.core.errors import BadInput
+
+# Bytes per number. The nominal figure is the text's (B1, B3: s_W, s_KV); the stored figure adds the scales and zero
+# points a real checkpoint of that format carries: one 16-bit scale and a 4-bit zero per group of 128 (GPTQ, AWQ), one
+# 8-bit scale per 32 (MX) or 16 (NVFP4), GGUF blocks of 32 or 256 as laid out by ggml.
+NOMINAL_BYTES = {
+    "fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0,
+    "int4": 0.5, "fp4": 0.5, "nvfp4": 0.5, "mxfp4": 0.5,
+}  # fmt: skip
+STORED_BYTES = NOMINAL_BYTES | {
+    "int4": 0.5 + (2 + 0.5) / 128, "nvfp4": 0.5 + 1 / 16, "fp4": 0.5 + 1 / 16, "mxfp4": 0.5 + 1 / 32,
+    "q8_0": 34 / 32, "q6_k": 210 / 256, "q5_k": 176 / 256, "q5_0": 22 / 32, "q5_1": 24 / 32,
+    "q4_k": 144 / 256, "q4_0": 18 / 32, "q4_1": 20 / 32, "q3_k": 110 / 256, "q2_k": 84 / 256,
+}  # fmt: skip
 
 
 class KVGroup(msgspec.Struct, frozen=True):
@@ -16,9 +33,14 @@ class KVGroup(msgspec.Struct, frozen=True):
             split over GPUs), or "state" (constant size, whatever the length).
         layers: indices of its layers in the model.
         heads: key/value heads per layer; what tensor parallelism can split.
-        key_width, value_width: numbers cached per token, layer and head.
+        key_width, value_width: numbers cached per token, layer and head (kind "state": per sequence, layer and head).
         window: positions kept, for kind "window".
         dtype_bytes: bytes per cached number.
+        readers: further layers that read this cache without storing their own (shared KV).
+        read_limit: positions a query reads at most, for sparse attention that keeps all and reads some.
+        decode_flops, prefill_flops: FLOPs per query-key pair and layer, when one token attends and when a chunk does
+            (latent attention differs: it decodes on the latent vectors and prefills on the expanded heads).
+            Kind "state": FLOPs per token and layer.
     """
 
     kind: str
@@ -28,8 +50,200 @@ class KVGroup(msgspec.Struct, frozen=True):
     value_width: int
     window: int | None = None
     dtype_bytes: float = 2.0
+    readers: int = 0
+    read_limit: int | None = None
+    decode_flops: float = 0.0
+    prefill_flops: float = 0.0
 
     @property
     def row_width(self) -> int:
         """Numbers cached per token and layer."""
         return self.heads * (self.key_width + self.value_width)
+
+    @property
+    def reading_layers(self) -> int:
+        """Layers that read this group's cache in a step."""
+        return len(self.layers) + self.readers
+
+    def kept(self, tokens: float) -> float:
+        """Positions of a `tokens` long sequence that stay cached (1 for a state, which has no positions)."""
+        if self.kind == "state":
+            return 1.0 if tokens > 0 else 0.0
+        return tokens if self.window is None else min(tokens, self.window)
+
+    def read(self, tokens: float) -> float:
+        """Positions one new token reads."""
+        kept = self.kept(tokens)
+        return kept if self.read_limit is None else min(kept, self.read_limit)
+
+    def layer_row_bytes(self, tp: int = 1) -> float:
+        """Bytes per position and layer on one of `tp` GPUs. Heads are split up to their number, then replicated; a
+        latent vector is never split (B7)."""
+        shards = 1 if self.kind == "latent" else min(tp, self.heads)
+        return -(-self.heads // shards) * (self.key_width + self.value_width) * self.dtype_bytes
+
+
+class ByRole(msgspec.Struct, frozen=True):
+    """One number per role a weight can play in a step: parameters, or bytes.
+
+    embed (gathered, neither multiplied nor streamed), head (once per logit row), attention (projections, and the
+    state-space or linear-attention mixers), mlp (dense), shared (shared experts), router, experts (all routed
+    experts together), norm (norms, biases of norms, scalars).
+    """
+
+    embed: float = 0
+    head: float = 0
+    attention: float = 0
+    mlp: float = 0
+    shared: float = 0
+    router: float = 0
+    experts: float = 0
+    norm: float = 0
+
+    @property
+    def total(self) -> float:
+        return sum(getattr(self, role) for role in ROLES)
+
+    @property
+    def body(self) -> float:
+        """What every token passes through: all but embedding, head and routed experts."""
+        return self.attention + self.mlp + self.shared + self.router + self.norm
+
+
+ROLES: tuple[str, ...] = ByRole.__struct_fields__
+
+
+class MoE(msgspec.Struct, frozen=True):
+    """Routed experts: `experts` in each of `layers` layers, `active` of them per token, `expert_params` each."""
+
+    layers: int
+    experts: int
+    active: int
+    expert_params: int
+
+
+class ModelShape(msgspec.Struct, frozen=True):
+    """A language model without its weights.
+
+    Attributes:
+        name: what the user called it, or the catalogue's name.
+        family: `model_type` of its config.
+        layers, d_model, vocab: L, d, V.
+        heads, kv_heads, head_width: h, n_kv, d_k of its attention layers (n_kv = 1 for latent attention).
+        params: parameters by role. A tied head counts once, in `embed`.
+        stored: bytes of the weights by role, as the checkpoint stores them, scales included.
+        groups: its KV groups.
+        tied: the output head is the embedding.
+        moe: routed experts, None if dense.
+        context: longest context its positions were made for; 0 = not said.
+        weight_format: storage format of most weights ("bf16", "fp8", "int4"...).
+    """
+
+    name: str
+    family: str
+    layers: int
+    d_model: int
+    vocab: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    params: ByRole
+    stored: ByRole
+    groups: tuple[KVGroup, ...]
+    tied: bool = False
+    moe: MoE | None = None
+    context: int = 0
+    weight_format: str = "bf16"
+
+    @property
+    def n_params(self) -> float:
+        """N, all parameters."""
+        return self.params.total
+
+    @property
+    def n_active(self) -> float:
+        """N_act of the textbook mode: all of N for a dense model (B2); for a mixture what a token is multiplied by:
+        k of E experts, and no input embedding, which is gathered."""
+        if self.moe is None:
+            return self.params.total
+        head = self.head_params
+        return self.params.body + head + self.params.experts * self.moe.active / self.moe.experts
+
+    @property
+    def head_params(self) -> float:
+        """V*d, tied or not."""
+        return self.params.embed if self.tied else self.params.head
+
+    @property
+    def n_body(self) -> float:
+        """N_body of the exact mode (B3): what each new token is multiplied by, head and embedding excluded."""
+        routed = self.params.experts * self.moe.active / self.moe.experts if self.moe else 0.0
+        return self.params.body + routed
+
+    @property
+    def is_moe(self) -> bool:
+        return self.moe is not None
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers with attention over cached positions (all kinds but state)."""
+        return sum(group.reading_layers for group in self.groups if group.kind != "state")
+
+    def with_kv_bytes(self, dtype_bytes: float) -> ModelShape:
+        """The same model caching in `dtype_bytes` per number (recurrent states keep theirs)."""
+        groups = tuple(
+            group if group.kind == "state" else msgspec.structs.replace(group, dtype_bytes=dtype_bytes)
+            for group in self.groups
+        )
+        return msgspec.structs.replace(self, groups=groups)
+
+
+def kv_bytes(shape: ModelShape | tuple[KVGroup, ...], tokens: float, tp: int = 1) -> float:
+    """Bytes one sequence of `tokens` keeps cached on one of `tp` GPUs (B1: L * numbers per token * s_KV)."""
+    groups = shape.groups if isinstance(shape, ModelShape) else shape
+    return sum(len(group.layers) * group.layer_row_bytes(tp) * group.kept(tokens) for group in groups)
+
+
+def kv_read_bytes(shape: ModelShape, tokens: float, tp: int = 1) -> float:
+    """Bytes of cache one decode step reads for a sequence of `tokens`: every reading layer, at most `read_limit`."""
+    return sum(group.reading_layers * group.layer_row_bytes(tp) * group.read(tokens) for group in shape.groups)
+
+
+def kv_bytes_per_token(shape: ModelShape, tp: int = 1) -> float:
+    """m_KV: bytes each further token adds while no window is full (B1). States add nothing."""
+    return sum(len(g.layers) * g.layer_row_bytes(tp) for g in shape.groups if g.kind != "state")
+
+
+def block_bytes(group: KVGroup, block_size: int, tp: int = 1) -> float:
+    """Bytes of one block of `block_size` positions across the layers of `group`, on one of `tp` GPUs."""
+    return len(group.layers) * group.layer_row_bytes(tp) * block_size
+
+
+def weight_bytes(shape: ModelShape, precision: str | None = None) -> float:
+    """M_W. As the checkpoint stores them, or the textbook's s_W * N for a named precision (B2)."""
+    if precision is None:
+        return shape.stored.total
+    return nominal_bytes(precision) * shape.n_params
+
+
+def nominal_bytes(precision: str, field: str = "--precision") -> float:
+    """s_W or s_KV of a named number format."""
+    if precision not in NOMINAL_BYTES:
+        raise BadInput(field, f"{precision!r} is not a number format; accepted: {', '.join(NOMINAL_BYTES)}")
+    return NOMINAL_BYTES[precision]
+
+
+def store_as(shape: ModelShape, precision: str) -> ModelShape:
+    """The same model with its matrices quantised to `precision`; embedding, head, router and norms keep 16 bits, as
+    the quantisers leave them. fp32 and 16-bit formats apply to every weight."""
+    size = STORED_BYTES.get(precision)
+    if size is None:
+        raise BadInput("--precision", f"{precision!r} is not a number format; accepted: {', '.join(STORED_BYTES)}")
+    wide = size if size >= 2 else 2.0
+    counts = shape.params
+    stored = ByRole(
+        embed=counts.embed * wide, head=counts.head * wide, router=counts.router * wide, norm=counts.norm * wide,
+        attention=counts.attention * size, mlp=counts.mlp * size, shared=counts.shared * size,
+        experts=counts.experts * size,
+    )  # fmt: skip
+    return msgspec.structs.replace(shape, stored=stored, weight_format=precision)

@@ -1,0 +1,162 @@
+"""`ModelShape` from a Hugging Face `config.json`: no weights, no network.
+
+The config is turned into a tensor inventory (`tensors.py`), which gives parameters and stored bytes by role, and into
+KV groups, one per kind of attention its layers use. GGUF headers are read by `from_gguf.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.core.errors import BadInput
+from headway.roofline.families import Family, Fields, open_config
+from headway.roofline.quantised import stored
+from headway.roofline.shape import ByRole, KVGroup, ModelShape, MoE
+from headway.roofline.tensors import Dims, Tensor, dims, expert_count, inventory
+
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+STATE_BYTES = 4.0  # recurrent states are kept in float32 by the engines that serve these models
+
+
+def shape_from_config(raw: Any, name: str = "") -> ModelShape:
+    """The shape of the language model described by the parsed `config.json` in `raw`.
+
+    Raises:
+        BadInput: not a language model, or a field is missing or impossible; names the field.
+    """
+    model_type, family, fields = open_config(raw)
+    size = dims(family, fields)
+    kinds = layer_kinds(family, fields, size)
+    sparse = sparse_layers(family, fields, size.layers)
+    tensors = list(inventory(family, fields, kinds, sparse))
+    dtype = DTYPES.get(str(fields.raw.get("dtype") or fields.raw.get("torch_dtype") or "bfloat16"), "bf16")
+    quantisation = stored(fields.raw.get("quantization_config") or fields.raw.get("compression_config") or {}, dtype)
+    latent = "latent" in kinds
+    return ModelShape(
+        name=name or model_type, family=model_type, layers=size.layers, d_model=size.d, vocab=size.vocab,
+        heads=size.heads, kv_heads=1 if latent else size.kv_heads,
+        head_width=fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim") if latent else size.head,
+        params=_by_role(tensors, lambda tensor: 1), stored=_by_role(tensors, quantisation.size),
+        groups=kv_groups(fields, size, kinds, quantisation.kv or 2.0), tied=size.tied,
+        moe=_moe(family, fields, tensors, sum(sparse)),
+        context=fields.maybe("max_position_embeddings") or 0, weight_format=quantisation.format,
+    )  # fmt: skip
+
+
+def tensors_of(raw: Any) -> list[Tensor]:
+    """The tensor inventory of a `config.json`: every name, shape and role."""
+    _, family, fields = open_config(raw)
+    size = dims(family, fields)
+    kinds = layer_kinds(family, fields, size)
+    return list(inventory(family, fields, kinds, sparse_layers(family, fields, size.layers)))
+
+
+def layer_kinds(family: Family, fields: Fields, size: Dims) -> list[str]:
+    """Attention of each layer: "full", "window", "latent" or "linear"."""
+    if fields.maybe("kv_lora_rank"):
+        return ["latent"] * size.layers
+    windowed = fields.maybe("sliding_window") is not None and fields.flag("use_sliding_window", True)
+    hybrid = family.gated_attention  # Qwen3-Next and 3.5: linear attention where others have a window
+    words = {
+        "full_attention": "full", "attention": "full", "global": "full", "linear_attention": "linear",
+        "sliding_attention": "window" if windowed else "full",
+    }  # fmt: skip
+    listed = fields.per_layer("layer_types", size.layers)
+    if listed is not None:
+        unknown = sorted(set(listed) - words.keys())
+        if unknown:
+            raise BadInput("config.json layer_types", f"{unknown[0]!r}; accepted: {', '.join(words)}")
+        return [words[word] for word in listed]
+    if family.window_every and (windowed or hybrid):
+        every = fields.count("sliding_window_pattern", "full_attention_interval", default=family.window_every)
+        other = "linear" if hybrid else "window"
+        return ["full" if (layer + 1) % every == 0 else other for layer in range(size.layers)]
+    if not windowed:
+        return ["full"] * size.layers
+    first = fields.raw.get("max_window_layers") or 0  # Qwen2: the layers from there on have the window
+    return ["window" if layer >= first else "full" for layer in range(size.layers)]
+
+
+def sparse_layers(family: Family, fields: Fields, layers: int) -> list[bool]:
+    """Which layers have routed experts."""
+    if not family.experts:
+        return [False] * layers
+    listed = fields.per_layer("mlp_layer_types", layers)
+    if listed is not None:
+        return [word == "sparse" for word in listed]
+    dense_prefix = fields.maybe("first_k_dense_replace") or 0
+    step = fields.count("decoder_sparse_step", default=1)
+    dense = set(fields.raw.get("mlp_only_layers") or ())
+    return [i >= dense_prefix and (i + 1) % step == 0 and i not in dense for i in range(layers)]
+
+
+def kv_groups(fields: Fields, size: Dims, kinds: list[str], kv_bytes: float) -> tuple[KVGroup, ...]:
+    """One group per kind of attention, in order of their first layer (B1; FLOPs per pair: B2's 4*d_attn)."""
+    groups: list[KVGroup] = []
+    for kind in dict.fromkeys(kinds):
+        layers = tuple(layer for layer, this in enumerate(kinds) if this == kind)
+        if kind == "linear":
+            groups.append(_state_group(fields, layers))
+        elif kind == "latent":
+            groups.extend(_latent_groups(fields, size, layers, kv_bytes))
+        else:
+            flops = 4.0 * size.heads * size.head
+            groups.append(KVGroup(
+                kind, layers, size.kv_heads, size.head, size.head, dtype_bytes=kv_bytes,
+                window=fields.count("sliding_window") if kind == "window" else None,
+                decode_flops=flops, prefill_flops=flops,
+            ))  # fmt: skip
+    return tuple(groups)
+
+
+def _latent_groups(fields: Fields, size: Dims, layers: tuple[int, ...], kv_bytes: float) -> list[KVGroup]:
+    """MLA caches d_c + d_r numbers per token. Decode works on the latent vectors (scores over d_c + d_r, values d_c);
+    prefill expands keys and values to all heads. A sparse indexer caches one more key per token and reads them all."""
+    rank, rope = fields.count("kv_lora_rank"), fields.count("qk_rope_head_dim")
+    nope, value = fields.count("qk_nope_head_dim"), fields.count("v_head_dim")
+    top = fields.maybe("index_topk")
+    latent = KVGroup(
+        "latent", layers, 1, rank + rope, 0, dtype_bytes=kv_bytes, read_limit=top,
+        decode_flops=2.0 * size.heads * (2 * rank + rope), prefill_flops=2.0 * size.heads * (nope + rope + value),
+    )  # fmt: skip
+    if top is None:
+        return [latent]
+    width, heads = fields.count("index_head_dim"), fields.count("index_n_heads")
+    flops = 2.0 * heads * width
+    return [
+        latent,
+        KVGroup("latent", layers, 1, width, 0, dtype_bytes=1.0, decode_flops=flops, prefill_flops=flops),
+    ]
+
+
+def _state_group(fields: Fields, layers: tuple[int, ...]) -> KVGroup:
+    """Gated DeltaNet: a d_k x d_v matrix per value head, and the last inputs of its short convolution; both split by
+    key head. Per token it decays, reads and rank-one updates the matrix: about 8 FLOPs per number."""
+    key_heads, value_heads = fields.count("linear_num_key_heads"), fields.count("linear_num_value_heads")
+    key, value = fields.count("linear_key_head_dim"), fields.count("linear_value_head_dim")
+    share = value_heads // key_heads
+    matrix = share * key * value
+    convolution = (fields.count("linear_conv_kernel_dim") - 1) * (2 * key + share * value)
+    flops = 8.0 * value_heads * key * value
+    return KVGroup(
+        "state", layers, key_heads, matrix, convolution, dtype_bytes=STATE_BYTES,
+        decode_flops=flops, prefill_flops=flops,
+    )  # fmt: skip
+
+
+def _by_role(tensors: list[Tensor], size: Any) -> ByRole:
+    sums: dict[str, float] = {}
+    for tensor in tensors:
+        sums[tensor.role] = sums.get(tensor.role, 0) + tensor.numel * size(tensor)
+    return ByRole(**sums)
+
+
+def _moe(family: Family, fields: Fields, tensors: list[Tensor], layers: int) -> MoE | None:
+    if not layers:
+        return None
+    experts = expert_count(fields)
+    active = fields.count("num_experts_per_tok", "num_experts_per_token", "moe_k")
+    if active > experts:
+        raise BadInput("config.json num_experts_per_tok", f"{active} of {experts} experts; accepted: 1 to {experts}")
+    total = sum(tensor.numel for tensor in tensors if tensor.role == "experts")
+    return MoE(layers=layers, experts=experts, active=active, expert_params=total // (layers * experts))

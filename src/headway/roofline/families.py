@@ -1,0 +1,161 @@
+"""Model families as `config.json` names them: what each one adds to the common decoder, and how its layers alternate.
+
+One row per `model_type`. The tensor inventory (`tensors.py`) and the KV groups (`config.py`) read nothing else, so a
+new family of the common kind is a new row. Checked tensor by tensor against checkpoints written by `transformers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headway.core.errors import BadInput
+
+NORMS_2 = ("input_layernorm", "post_attention_layernorm")
+NORMS_4 = (*NORMS_2, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Traits of a family.
+
+    Attributes:
+        qkv_bias, o_bias: True, False, or None = as the config's `attention_bias` says.
+        qk_norm: "" none, "head" one per head width, "full" over all heads, "config" = head if `use_qk_norm`.
+        norms: the layer's norms of width d.
+        fused_qkv, fused_gate_up: stored as one matrix.
+        experts: how routed experts are stored: "" none, "mlp" (mlp.experts.N.gate_proj), "block" (Mixtral's w1..w3),
+            "stacked" (one tensor for all, with biases: gpt-oss).
+        router_bias: the router carries a correction bias per expert.
+        shared: how shared experts are stored: "", "sum" (n_shared_experts wide), "gated" (one, with its own gate).
+        sinks: one learned sink per head. gated_attention: the query projection also makes an output gate.
+        split_linear: linear attention keeps its projections as four matrices instead of two.
+        tied, head_dim, window_every: defaults of the config class, where public configs leave the key out. A layer is
+            full if (index + 1) % window_every == 0, else a window (`linear` attention for the hybrid families).
+    """
+
+    qkv_bias: bool | None = None
+    o_bias: bool | None = None
+    qk_norm: str = ""
+    norms: tuple[str, ...] = NORMS_2
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
+    experts: str = ""
+    router_bias: bool = False
+    shared: str = ""
+    sinks: bool = False
+    gated_attention: bool = False
+    split_linear: bool = False
+    tied: bool = False
+    head_dim: int | None = None
+    window_every: int = 0
+
+
+DEEPSEEK_V3 = Family(experts="mlp", shared="sum", router_bias=True)
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(),
+    "mistral": Family(qkv_bias=False, o_bias=False),
+    "ministral": Family(qkv_bias=False, o_bias=False),
+    "mixtral": Family(qkv_bias=False, o_bias=False, experts="block"),
+    "smollm3": Family(tied=True),
+    "granite": Family(),
+    "olmo2": Family(qk_norm="full", norms=("post_attention_layernorm", "post_feedforward_layernorm")),
+    "qwen2": Family(qkv_bias=True, o_bias=False),
+    "qwen2_moe": Family(qkv_bias=True, o_bias=False, experts="mlp", shared="gated"),
+    "qwen3": Family(qk_norm="head", head_dim=128),
+    "qwen3_moe": Family(qk_norm="head", experts="mlp"),
+    "qwen3_next": Family(qk_norm="head", experts="mlp", shared="gated", gated_attention=True, window_every=4),
+    "qwen3_5_text": Family(qk_norm="head", gated_attention=True, split_linear=True, window_every=4),
+    "qwen3_5_moe_text": Family(
+        qk_norm="head", experts="mlp", shared="gated", gated_attention=True, split_linear=True, window_every=4
+    ),
+    "gemma": Family(tied=True, head_dim=256),
+    "gemma2": Family(norms=NORMS_4, tied=True, head_dim=256, window_every=2),
+    "gemma3_text": Family(norms=NORMS_4, qk_norm="head", tied=True, head_dim=256, window_every=6),
+    "phi3": Family(qkv_bias=False, o_bias=False, fused_qkv=True, fused_gate_up=True),
+    "glm": Family(o_bias=False, fused_gate_up=True),
+    "glm4": Family(
+        o_bias=False, fused_gate_up=True, norms=(*NORMS_2, "post_self_attn_layernorm", "post_mlp_layernorm")
+    ),
+    "glm4_moe": Family(o_bias=False, qk_norm="config", experts="mlp", shared="sum", router_bias=True),
+    "glm4_moe_lite": DEEPSEEK_V3,
+    "glm_moe_dsa": DEEPSEEK_V3,
+    "deepseek_v2": Family(experts="mlp", shared="sum"),
+    "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v32": DEEPSEEK_V3,
+    "kimi_k2": DEEPSEEK_V3,
+    "gpt_oss": Family(experts="stacked", sinks=True, window_every=2, head_dim=64, qkv_bias=True, o_bias=True),
+    "minimax_m2": Family(qkv_bias=False, o_bias=False, qk_norm="full", experts="block", router_bias=True),
+}  # fmt: skip
+# Multimodal wrappers and renamed checkpoints: the language model inside is planned, the encoder is not.
+RENAMED = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text"}
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A `config.json` with typed, checked access; every fault names the key and what is accepted."""
+
+    raw: Mapping[str, Any]
+
+    def count(self, *keys: str, default: int | None = None) -> int:
+        """A whole number >= 1 under the first of `keys` that is set."""
+        for key in keys:
+            value = self.raw.get(key)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1 or value > 10**9:
+                raise BadInput(f"config.json {key}", f"{value!r} is not a whole number from 1 to 1e9")
+            return value
+        if default is None:
+            raise BadInput(f"config.json {keys[0]}", "missing; a language model's config.json has it as a whole number")
+        return default
+
+    def maybe(self, *keys: str) -> int | None:
+        """Like `count`, None if none of `keys` is set (or is 0, which configs write for "none")."""
+        if all(not self.raw.get(key) for key in keys):
+            return None
+        return self.count(*(key for key in keys if self.raw.get(key)))
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.raw.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise BadInput(f"config.json {key}", f"{value!r} is neither true nor false")
+        return value
+
+    def per_layer(self, key: str, layers: int) -> list[str] | None:
+        """A list of one word per layer, None if absent."""
+        value = self.raw.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != layers or not all(isinstance(word, str) for word in value):
+            raise BadInput(f"config.json {key}", f"accepted is a list of {layers} words, one per layer")
+        return value
+
+
+def open_config(raw: Any) -> tuple[str, Family, Fields]:
+    """(model_type, family, fields) of the language model in `raw`, unwrapping multimodal configs (`text_config`).
+
+    Raises:
+        BadInput: not a config of a language model this planner knows.
+    """
+    if not isinstance(raw, Mapping):
+        raise BadInput("config.json", "not a JSON object")
+    inner = next((raw[key] for key in ("text_config", "llm_config", "language_config") if key in raw), raw)
+    if not isinstance(inner, Mapping):
+        raise BadInput("config.json text_config", "not a JSON object")
+    if inner is not raw:  # some wrappers say these outside
+        inherited = {key: raw[key] for key in ("quantization_config", "tie_word_embeddings") if key in raw}
+        inner = inherited | dict(inner)
+    model_type = inner.get("model_type", raw.get("model_type"))
+    if not isinstance(model_type, str):
+        raise BadInput("config.json model_type", f"missing; accepted: {', '.join(sorted(FAMILIES))}")
+    model_type = RENAMED.get(model_type, model_type)
+    if model_type not in FAMILIES:
+        raise BadInput(
+            "config.json model_type",
+            f"{model_type!r} is not a language model this planner knows; accepted: {', '.join(sorted(FAMILIES))}",
+        )
+    return model_type, FAMILIES[model_type], Fields(inner)

@@ -1,0 +1,192 @@
+"""The tensor inventory of a model, from its config alone: every name, shape and role, exact to the last norm.
+
+Parameter counts, bytes per role and quantised layers all come from this list, so none of them can disagree.
+Extra prediction layers (MTP) and encoders of multimodal models are not part of it: a plain decode does not read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import NamedTuple
+
+from headway.roofline.families import Family, Fields
+
+
+class Tensor(NamedTuple):
+    """A weight of the checkpoint. With `copies` > 1 the name holds `{}` for the expert's number."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: str
+    copies: int = 1
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape) * self.copies
+
+
+class Dims(NamedTuple):
+    """Widths of a config under one set of names."""
+
+    layers: int
+    d: int
+    ffn: int
+    vocab: int
+    heads: int
+    kv_heads: int
+    head: int
+    tied: bool
+
+
+def dims(family: Family, fields: Fields) -> Dims:
+    layers = fields.count("num_hidden_layers")
+    d = fields.count("hidden_size")
+    heads = fields.count("num_attention_heads")
+    return Dims(
+        layers=layers, d=d, heads=heads,
+        ffn=fields.count("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"),
+        vocab=fields.count("vocab_size"),
+        kv_heads=fields.count("num_key_value_heads", default=heads),
+        head=fields.count("head_dim", default=family.head_dim or max(1, d // heads)),
+        tied=fields.flag("tie_word_embeddings", family.tied),
+    )  # fmt: skip
+
+
+def inventory(family: Family, fields: Fields, kinds: list[str], sparse: list[bool]) -> Iterator[Tensor]:
+    """All tensors. `kinds`: attention of each layer ("full", "window", "latent", "linear"); `sparse`: has experts."""
+    size = dims(family, fields)
+    yield Tensor("model.embed_tokens.weight", (size.vocab, size.d), "embed")
+    if not size.tied:
+        yield Tensor("lm_head.weight", (size.vocab, size.d), "head")
+    yield Tensor("model.norm.weight", (size.d,), "norm")
+    for layer in range(size.layers):
+        prefix = f"model.layers.{layer}."
+        for norm in family.norms:
+            yield Tensor(f"{prefix}{norm}.weight", (size.d,), "norm")
+        if kinds[layer] == "linear":
+            yield from _linear_attention(family, fields, size, prefix + "linear_attn.")
+        elif kinds[layer] == "latent":
+            yield from _latent_attention(fields, size, prefix + "self_attn.")
+        else:
+            yield from _attention(family, fields, size, prefix + "self_attn.")
+        if sparse[layer]:
+            yield from _experts(family, fields, size, prefix)
+        else:
+            bias = fields.flag("mlp_bias")
+            yield from _mlp(prefix + "mlp.", size.d, size.ffn, "mlp", family.fused_gate_up, bias)
+
+
+def _linear(name: str, rows: int, columns: int, role: str, bias: bool = False) -> Iterator[Tensor]:
+    yield Tensor(f"{name}.weight", (rows, columns), role)
+    if bias:
+        yield Tensor(f"{name}.bias", (rows,), role)
+
+
+def _attention(family: Family, fields: Fields, size: Dims, at: str) -> Iterator[Tensor]:
+    """Multi-head, grouped-query or multi-query attention."""
+    stated = fields.flag("attention_bias")
+    qkv_bias = stated if family.qkv_bias is None else fields.flag("attention_bias", family.qkv_bias)
+    o_bias = stated if family.o_bias is None else (family.o_bias and qkv_bias)
+    q, kv = size.heads * size.head, size.kv_heads * size.head
+    if family.fused_qkv:
+        yield from _linear(at + "qkv_proj", q + 2 * kv, size.d, "attention", qkv_bias)
+    else:
+        yield from _linear(at + "q_proj", q * (2 if family.gated_attention else 1), size.d, "attention", qkv_bias)
+        yield from _linear(at + "k_proj", kv, size.d, "attention", qkv_bias)
+        yield from _linear(at + "v_proj", kv, size.d, "attention", qkv_bias)
+    yield from _linear(at + "o_proj", size.d, q, "attention", o_bias)
+    style = family.qk_norm
+    if style == "config":
+        style = "head" if fields.flag("use_qk_norm") else ""
+    if style == "full" and not fields.flag("use_qk_norm", True):
+        style = ""
+    if style:
+        yield Tensor(at + "q_norm.weight", (q if style == "full" else size.head,), "norm")
+        yield Tensor(at + "k_norm.weight", (kv if style == "full" else size.head,), "norm")
+    if family.sinks:
+        yield Tensor(at + "sinks", (size.heads,), "norm")
+
+
+def _latent_attention(fields: Fields, size: Dims, at: str) -> Iterator[Tensor]:
+    """Multi-head latent attention (DeepSeek-V2): low-rank queries, one latent vector and one rotary key cached."""
+    bias = fields.flag("attention_bias")
+    rank, rope = fields.count("kv_lora_rank"), fields.count("qk_rope_head_dim")
+    nope, value = fields.count("qk_nope_head_dim"), fields.count("v_head_dim")
+    q_rank = fields.maybe("q_lora_rank")
+    if q_rank is None:
+        yield from _linear(at + "q_proj", size.heads * (nope + rope), size.d, "attention")
+    else:
+        yield from _linear(at + "q_a_proj", q_rank, size.d, "attention", bias)
+        yield Tensor(at + "q_a_layernorm.weight", (q_rank,), "norm")
+        yield from _linear(at + "q_b_proj", size.heads * (nope + rope), q_rank, "attention")
+    yield from _linear(at + "kv_a_proj_with_mqa", rank + rope, size.d, "attention", bias)
+    yield Tensor(at + "kv_a_layernorm.weight", (rank,), "norm")
+    yield from _linear(at + "kv_b_proj", size.heads * (nope + value), rank, "attention")
+    yield from _linear(at + "o_proj", size.d, size.heads * value, "attention", bias)
+    if fields.maybe("index_topk"):  # sparse attention's indexer (DeepSeek-V3.2, GLM-5)
+        heads, width = fields.count("index_n_heads"), fields.count("index_head_dim")
+        yield from _linear(at + "indexer.wq_b", heads * width, q_rank or size.d, "attention")
+        yield from _linear(at + "indexer.wk", width, size.d, "attention")
+        yield from _linear(at + "indexer.weights_proj", heads, size.d, "attention")
+        yield Tensor(at + "indexer.k_norm.weight", (width,), "norm")
+        yield Tensor(at + "indexer.k_norm.bias", (width,), "norm")
+
+
+def _linear_attention(family: Family, fields: Fields, size: Dims, at: str) -> Iterator[Tensor]:
+    """Gated DeltaNet (Qwen3-Next, Qwen3.5): a recurrent state instead of a cache."""
+    keys = fields.count("linear_num_key_heads") * fields.count("linear_key_head_dim")
+    value_heads, value_head = fields.count("linear_num_value_heads"), fields.count("linear_value_head_dim")
+    values = value_heads * value_head
+    if family.split_linear:
+        parts = {"qkv": 2 * keys + values, "z": values, "a": value_heads, "b": value_heads}
+    else:
+        parts = {"qkvz": 2 * (keys + values), "ba": 2 * value_heads}
+    for part, rows in parts.items():
+        yield from _linear(f"{at}in_proj_{part}", rows, size.d, "attention")
+    yield Tensor(at + "conv1d.weight", (2 * keys + values, 1, fields.count("linear_conv_kernel_dim")), "attention")
+    yield Tensor(at + "A_log", (value_heads,), "norm")
+    yield Tensor(at + "dt_bias", (value_heads,), "norm")
+    yield Tensor(at + "norm.weight", (value_head,), "norm")
+    yield from _linear(at + "out_proj", size.d, values, "attention")
+
+
+def _mlp(at: str, d: int, ffn: int, role: str, fused: bool = False, bias: bool = False) -> Iterator[Tensor]:
+    if fused:
+        yield from _linear(at + "gate_up_proj", 2 * ffn, d, role, bias)
+    else:
+        yield from _linear(at + "gate_proj", ffn, d, role, bias)
+        yield from _linear(at + "up_proj", ffn, d, role, bias)
+    yield from _linear(at + "down_proj", d, ffn, role, bias)
+
+
+def expert_count(fields: Fields) -> int:
+    return fields.count("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def _experts(family: Family, fields: Fields, size: Dims, layer: str) -> Iterator[Tensor]:
+    """Router, routed experts and shared experts of one layer."""
+    experts, d = expert_count(fields), size.d
+    ffn = fields.count("moe_intermediate_size", "intermediate_size")
+    at = layer + ("block_sparse_moe." if family.experts == "block" else "mlp.")
+    if family.experts == "stacked":
+        yield from _linear(at + "router", experts, d, "router", bias=True)
+        yield Tensor(at + "experts.gate_up_proj", (experts, d, 2 * ffn), "experts")
+        yield Tensor(at + "experts.gate_up_proj_bias", (experts, 2 * ffn), "experts")
+        yield Tensor(at + "experts.down_proj", (experts, ffn, d), "experts")
+        yield Tensor(at + "experts.down_proj_bias", (experts, d), "experts")
+        return
+    yield Tensor(at + "gate.weight", (experts, d), "router")
+    if family.router_bias:
+        bias = "e_score_correction_bias" if family.experts == "block" else "gate.e_score_correction_bias"
+        yield Tensor(at + bias, (experts,), "router")
+    names = {"w1": (ffn, d), "w2": (d, ffn), "w3": (ffn, d)}
+    if family.experts == "mlp":
+        names = {"gate_proj": (ffn, d), "up_proj": (ffn, d), "down_proj": (d, ffn)}
+    for name, shape in names.items():
+        yield Tensor(f"{at}experts.{{}}.{name}.weight", shape, "experts", experts)
+    if family.shared == "sum" and (shared := fields.maybe("n_shared_experts")):
+        yield from _mlp(at + "shared_experts.", d, ffn * shared, "shared")
+    elif family.shared == "gated" and (width := fields.maybe("shared_expert_intermediate_size")):
+        yield from _mlp(at + "shared_expert.", d, width, "shared")
+        yield Tensor(at + "shared_expert_gate.weight", (1, d), "shared")
