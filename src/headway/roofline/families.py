@@ -85,6 +85,7 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v32": DEEPSEEK_V3,
     "kimi_k2": DEEPSEEK_V3,
+    "kimi_k25": DEEPSEEK_V3,
     "gpt_oss": Family(experts="stacked", sinks=True, window_every=2, head_dim=64, qkv_bias=True, o_bias=True),
     "minimax_m2": Family(qkv_bias=False, o_bias=False, qk_norm="full", experts="block", router_bias=True),
 }  # fmt: skip

@@ -1,0 +1,121 @@
+"""Devices as the step-time model sees them: peak arithmetic per number format, memory bandwidth, memory, links, price.
+
+Figures come from `hardware.toml` beside this file, each device with its source. Peaks are dense, never sparse, and
+never derived from one another: a B300 multiplies int8 thirty times slower than a B200. Plain floats only.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headway.core.errors import BadInput
+
+CATALOGUE = Path(__file__).with_name("hardware.toml")
+GIB = float(1 << 30)
+
+# What a weight format is multiplied in when nothing else is said: formats a GPU has units for in those, weight-only
+# formats (GPTQ, AWQ, MXFP4, GGUF) in 16 bits after unpacking.
+MATH_OF = {"fp8": "fp8", "nvfp4": "fp4", "fp4": "fp4", "fp32": "fp32"}
+
+
+class Link(msgspec.Struct, frozen=True):
+    """Links between the devices of one scale-up group: `bandwidth` bytes/s per device and direction, `group` devices.
+    `peer`: bytes/s to any one peer, where the group is a mesh without a switch."""
+
+    name: str
+    bandwidth: float
+    group: int
+    peer: float | None = None
+
+
+class Price(msgspec.Struct, frozen=True):
+    """Dollars to rent one device for an hour: a range seen on the market, and a typical figure to plan with."""
+
+    low: float
+    high: float
+    typical: float
+    date: str
+    source: str
+
+
+class Hardware(msgspec.Struct, frozen=True):
+    """One device.
+
+    Attributes:
+        name, aliases: what users may call it.
+        kind: "gpu", "tpu" or "cpu".
+        memory: C_HBM, bytes on the label. usable: bytes a process really sees, where measured.
+        bandwidth: beta, bytes/s of that memory.
+        peaks: pi by number format, dense FLOP/s.
+        power: watts, 0 = not known.
+        measured: bandwidth share of the label that was measured, where it is far from usual.
+    """
+
+    name: str
+    kind: str
+    memory: float
+    bandwidth: float
+    peaks: dict[str, float]
+    source: str
+    date: str
+    aliases: tuple[str, ...] = ()
+    usable: float | None = None
+    link: Link | None = None
+    price: Price | None = None
+    power: float = 0.0
+    measured: float | None = None
+    notes: str = ""
+
+    @property
+    def room(self) -> float:
+        """Bytes a process can use: measured where known, else the label."""
+        return self.usable if self.usable is not None else self.memory
+
+    def peak(self, math: str) -> float | None:
+        """pi in a number format, None if the catalogue has no figure. fp16 runs at the bf16 rate on all of these."""
+        return self.peaks.get("bf16" if math == "fp16" else math)
+
+    def math_for(self, weights: str) -> str:
+        """The format weights stored as `weights` are multiplied in on this device."""
+        wanted = MATH_OF.get(weights, "bf16")
+        if wanted in self.peaks:
+            return wanted
+        return "bf16" if "bf16" in self.peaks or not self.peaks else next(iter(self.peaks))
+
+    def ridge(self, math: str = "bf16") -> float | None:
+        """I* = pi / beta, FLOPs per byte."""
+        peak = self.peak(math)
+        return None if peak is None else peak / self.bandwidth
+
+
+@cache
+def hardware_catalogue() -> dict[str, Hardware]:
+    """Every catalogued device by name."""
+    table = tomllib.loads(CATALOGUE.read_text())
+    return {name: _device(name, entry) for name, entry in table.items()}
+
+
+def _device(name: str, entry: dict[str, Any]) -> Hardware:
+    return msgspec.convert({"name": name} | entry, Hardware)
+
+
+def find_hardware(name: str, field: str = "--hardware") -> Hardware:
+    """A device by name or alias, whatever the case and dashes.
+
+    Raises:
+        BadInput: unknown; the sentence lists what is accepted.
+    """
+    wanted = _plain(name)
+    for device in hardware_catalogue().values():
+        if wanted in {_plain(known) for known in (device.name, *device.aliases)}:
+            return device
+    raise BadInput(field, f"{name!r} is not in the catalogue; accepted: {', '.join(hardware_catalogue())}")
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "").replace(" ", "")
