@@ -1,0 +1,144 @@
+"""A checkpoint on disk, opened without reading its tensors: a GGUF file, or a Hugging Face folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import ModelFileError
+from headway.model.fields import Fields
+from headway.model.gguf import read_gguf, shown
+from headway.model.reading import MAX_JSON_BYTES, read_json
+from headway.model.safetensors import read_folder
+from headway.ops.weight import Weight
+from headway.text.source import TokenizerSource
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint.
+
+    Attributes:
+        path: the file or folder.
+        gguf: whether it is a GGUF file.
+        architecture: its family, as the file names it ("llama").
+        config: config.json's fields, or the GGUF's metadata.
+        tensors: by their name in the file, still in the file.
+    """
+
+    path: Path
+    gguf: bool
+    architecture: str
+    config: Fields
+    tensors: dict[str, Weight]
+
+    def take(
+        self, names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()
+    ) -> dict[str, Weight]:
+        """The tensors by role: exactly those named, each of its shape, and no others but the ignored ones.
+
+        Raises:
+            ModelFileError: names tensors that are missing, unexpected or mis-shaped.
+        """
+        missing = sorted(set(names.values()) - self.tensors.keys())
+        if missing:
+            raise ModelFileError(f"{self.path}: {_listed('tensor', missing)} missing")
+        unexpected = sorted(self.tensors.keys() - set(names.values()) - set(ignored))
+        if unexpected:
+            raise ModelFileError(
+                f"{self.path}: {_listed('tensor', unexpected)} not part of a {self.architecture} model"
+            )
+        for role, name in names.items():
+            if self.tensors[name].shape != shapes[role]:
+                raise ModelFileError(
+                    f"{self.path}: tensor {name}: its shape is {self.tensors[name].shape}, "
+                    f"the config asks for {shapes[role]}"
+                )
+        return {role: self.tensors[name] for role, name in names.items()}
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a GGUF file or a Hugging Face folder; reads headers only.
+
+    Raises:
+        ModelFileError: truncated, hostile, or not a model.
+    """
+    if path.is_dir():
+        config = Fields(read_json(path / "config.json"), str(path / "config.json"))
+        return Checkpoint(path, False, config.text("model_type"), config, read_folder(path))
+    file = read_gguf(path)
+    config = Fields(file.metadata, str(path))
+    return Checkpoint(path, True, config.text("general.architecture"), config, file.tensors)
+
+
+def tokenizer_source(checkpoint: Checkpoint, vocab_size: int) -> TokenizerSource:
+    """What the checkpoint says about its tokenizer."""
+    return (_gguf_tokenizer if checkpoint.gguf else _hf_tokenizer)(checkpoint, vocab_size)
+
+
+def _gguf_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> TokenizerSource:
+    fields = checkpoint.config
+    tokens = fields.values.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise fields.fault("tokenizer.ggml.tokens", "must be a list of strings")
+    if len(tokens) > vocab_size:
+        raise fields.fault("tokenizer.ggml.tokens", f"{len(tokens)} tokens but the embedding has {vocab_size} rows")
+    ends = [fields.token_id(f"tokenizer.ggml.{kind}_token_id", vocab_size) for kind in ("eos", "eot", "eom")]
+    template, add_bos = "tokenizer.chat_template", "tokenizer.ggml.add_bos_token"
+    return TokenizerSource(
+        kind="gguf",
+        path=checkpoint.path,
+        vocab_size=vocab_size,
+        metadata={key: value for key, value in fields.values.items() if key.startswith("tokenizer.")},
+        chat_template=fields.text(template) if fields.has(template) else None,
+        bos_id=fields.token_id("tokenizer.ggml.bos_token_id", vocab_size),
+        eos_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
+        add_bos=fields.flag(add_bos, False) if fields.has(add_bos) else None,
+    )
+
+
+def _hf_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> TokenizerSource:
+    folder = checkpoint.path
+    tokenizer, generation = (_optional(folder / f"{name}_config.json") for name in ("tokenizer", "generation"))
+    ends = generation if generation.has("eos_token_id") else checkpoint.config
+    return TokenizerSource(
+        kind="hf",
+        path=folder,
+        vocab_size=vocab_size,
+        metadata=dict(tokenizer.values),
+        chat_template=_hf_template(folder, tokenizer),
+        bos_id=checkpoint.config.token_id("bos_token_id", vocab_size),
+        eos_ids=ends.token_ids("eos_token_id", vocab_size),
+    )
+
+
+def _hf_template(folder: Path, tokenizer: Fields) -> str | None:
+    """chat_template.jinja if there is one, else the (default) template of tokenizer_config.json."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        try:
+            with path.open("rb") as file:
+                return file.read(MAX_JSON_BYTES).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelFileError(f"{path}: cannot be read: {error}") from None
+    template: Any = tokenizer.values.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
+        raise tokenizer.fault("chat_template", f"{shown(template)} is not a string")
+    return template
+
+
+def _optional(path: Path) -> Fields:
+    return Fields(read_json(path) if path.exists() else {}, str(path))
+
+
+def _listed(noun: str, names: list[str]) -> str:
+    """'tensor a is', or 'tensors a, b and 7 more are'."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f"{noun}{'s' * (len(names) > 1)} {', '.join(map(shown, names[:3]))}{more} {'are' if len(names) > 1 else 'is'}"
+    )

@@ -1,0 +1,114 @@
+"""From a model source to a model an executor can run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.core.errors import ModelFileError
+from headway.model import llama
+from headway.model.checkpoint import open_checkpoint, tokenizer_source
+from headway.model.family import Config, Decoder
+from headway.model.source import Progress, resolve
+from headway.ops.protocol import Backend, Forward
+from headway.roofline.shape import KVGroup
+from headway.text.source import TokenizerSource
+
+FAMILIES = {"llama": llama.decoder}  # architecture, as checkpoints name it -> family
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model as its files' headers describe it.
+
+    Attributes:
+        name: the folder's or file's name.
+        path: the folder or file.
+        architecture: "llama".
+        config: sizes and constants.
+        tokenizer: what the checkpoint says about its tokenizer, end-of-sequence ids included.
+        parameters: numbers in the tensors it computes with; a tied table counts once.
+        weight_bytes: bytes of those tensors as stored.
+        formats: storage format -> how many tensors have it.
+    """
+
+    name: str
+    path: Path
+    architecture: str
+    config: Config
+    tokenizer: TokenizerSource
+    parameters: int
+    weight_bytes: int
+    formats: dict[str, int]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        return self.config.context_length
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return self.tokenizer.eos_ids
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model on a backend.
+
+    Attributes:
+        info: what it is.
+        groups: what it caches, in the backend's cache type.
+        forward: its forward pass, for `backend.compile`.
+    """
+
+    info: ModelInfo
+    groups: tuple[KVGroup, ...]
+    forward: Forward
+
+
+def describe(source: str | Path, progress: Progress | None = None) -> ModelInfo:
+    """What a model is, from headers alone: no tensor is read. A `package:` source is fetched if it is not cached.
+
+    Raises:
+        ModelFileError: the files are missing, broken, or of an unsupported kind; names file, tensor and fault.
+        BadInput: the source is not one.
+    """
+    return _open(source, progress)[0]
+
+
+def load(source: str | Path, backend: Backend, progress: Progress | None = None) -> Model:
+    """Prepare a model's weights on a backend.
+
+    Raises:
+        ModelFileError, BadInput: as `describe`.
+    """
+    info, decoder = _open(source, progress)
+    prepared = {role: backend.prepare(weight) for role, weight in decoder.weights.items()}
+    return Model(info, decoder.groups(backend.kv_dtype_bytes), decoder.build(prepared))
+
+
+def _open(source: str | Path, progress: Progress | None) -> tuple[ModelInfo, Decoder]:
+    path = resolve(source, progress)
+    checkpoint = open_checkpoint(path)
+    if checkpoint.architecture not in FAMILIES:
+        raise ModelFileError(
+            f"{path}: architecture {checkpoint.architecture!r} is not supported; {', '.join(FAMILIES)} is"
+        )
+    decoder = FAMILIES[checkpoint.architecture](checkpoint)
+    weights = decoder.weights.values()
+    info = ModelInfo(
+        name=path.stem if checkpoint.gguf else path.resolve().name,
+        path=path,
+        architecture=checkpoint.architecture,
+        config=decoder.config,
+        tokenizer=tokenizer_source(checkpoint, decoder.config.vocab_size),
+        parameters=sum(math.prod(weight.shape) for weight in weights),
+        weight_bytes=sum(len(weight.data) for weight in weights),
+        formats=dict(Counter(weight.format for weight in weights)),
+    )
+    return info, decoder

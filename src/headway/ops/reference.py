@@ -1,0 +1,259 @@
+"""The specification you can read: every operation in numpy float32. The oracle of every kernel test.
+
+Values are plain arrays, linear algebra is BLAS, and the only Python loops are over rows of a step and over tiles of
+a long chunk, never over tokens. Numbers may differ in the last bits with the shape of a step, because BLAS sums in
+an order that depends on it; `deterministic` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from headway.ops.protocol import CacheLayout, Forward, GroupBatch, Program, Rope, StepBatch
+from headway.ops.weight import Weight
+
+_TILE = 128  # queries of one row attended to at once: bounds the score matrix
+_BATCHED = 16  # rows with the same, small number of queries are attended to together
+
+
+class LayerCache:
+    """Keys and values of one layer, each [block][head][slot][width]."""
+
+    def __init__(self, group: int, window: int | None, keys: np.ndarray, values: np.ndarray) -> None:
+        self.group = group
+        self.window = window
+        self.keys = keys
+        self.values = values
+
+
+class ReferenceBackend:
+    """numpy on the CPU.
+
+    Args:
+        poison: fill a fresh cache with NaN instead of zeros, so that a slot read before it was written shows.
+    """
+
+    name = "reference"
+    deterministic = False
+    kv_dtype_bytes = 4.0
+
+    def __init__(self, poison: bool = False) -> None:
+        self._fill = np.nan if poison else 0.0
+        self.caches: dict[int, LayerCache] = {}
+
+    def prepare(self, weight: Weight) -> np.ndarray:
+        """Dequantise to float32 of the same shape. BLAS would copy a misaligned view at every use: copy it once."""
+        return np.require(weight.dequantise(), np.float32, ["C", "A"])
+
+    def allocate(self, layout: CacheLayout) -> None:
+        self.caches = {}
+        for number, (group, blocks) in enumerate(zip(layout.groups, layout.blocks, strict=True)):
+            if group.kind not in ("full", "window"):
+                raise NotImplementedError(f"the reference backend has no cache of kind {group.kind!r}")
+            window = group.window if group.kind == "window" else None
+            for layer in group.layers:
+                keys, values = (
+                    np.full((blocks, group.heads, layout.block_size, width), self._fill, np.float32)
+                    if self._fill
+                    else np.zeros((blocks, group.heads, layout.block_size, width), np.float32)
+                    for width in (group.key_width, group.value_width)
+                )
+                self.caches[layer] = LayerCache(number, window, keys, values)
+
+    def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
+        for cache in self.caches.values():
+            if cache.group == group:
+                for source, target in pairs:
+                    cache.keys[target] = cache.keys[source]
+                    cache.values[target] = cache.values[source]
+
+    def compile(self, forward: Forward) -> Program:
+        return ReferenceProgram(self, forward)
+
+
+class ReferenceProgram:
+    """Runs the family's function anew for every step."""
+
+    def __init__(self, backend: ReferenceBackend, forward: Forward) -> None:
+        self._backend = backend
+        self._forward = forward
+
+    def run(self, batch: StepBatch) -> np.ndarray:
+        if batch.adapter.any():
+            raise NotImplementedError("the reference backend has no adapters")
+        return self._forward(ReferenceOps(self._backend.caches, batch))
+
+
+class ReferenceOps:
+    """The operations, for one step. T = new tokens, R = logit rows; see `Ops` for each contract."""
+
+    def __init__(self, caches: dict[int, LayerCache], batch: StepBatch) -> None:
+        self._caches = caches
+        self._batch = batch
+        self._angles: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by id of a Rope, which outlives the step
+
+    def embed(self, table: np.ndarray) -> np.ndarray:
+        return table[self._batch.ids]
+
+    def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+        mean_square = np.square(x).mean(axis=-1, keepdims=True)
+        return x / np.sqrt(mean_square + np.float32(eps)) * weight
+
+    def linear(
+        self,
+        x: np.ndarray,
+        weight: np.ndarray,
+        bias: np.ndarray | None = None,
+        residual: np.ndarray | None = None,
+    ) -> np.ndarray:
+        out = x @ weight.T
+        if bias is not None:
+            out += bias
+        if residual is not None:
+            out += residual
+        return out
+
+    def rope_and_cache(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, layer: int, rope: Rope) -> np.ndarray:
+        cache = self._caches[layer]
+        _, heads, block_size, width = cache.keys.shape
+        block, slot = np.divmod(self._batch.groups[cache.group].slots, block_size)
+        cos, sin = self._cos_sin(rope)
+        cache.keys[block, :, slot] = rotate(k.reshape(len(k), heads, width), cos, sin, rope.interleaved)
+        cache.values[block, :, slot] = v.reshape(len(v), heads, -1)
+        return rotate(q.reshape(len(q), -1, width), cos, sin, rope.interleaved).reshape(q.shape)
+
+    def _cos_sin(self, rope: Rope) -> tuple[np.ndarray, np.ndarray]:
+        """Each float32 [T, 1, rotary_dim / 2]."""
+        if id(rope) not in self._angles:
+            angle = self._batch.positions.astype(np.float32)[:, None, None] * rope.inv_freq
+            magnitude = np.float32(rope.magnitude)
+            self._angles[id(rope)] = (np.cos(angle) * magnitude, np.sin(angle) * magnitude)
+        return self._angles[id(rope)]
+
+    def attention(self, q: np.ndarray, layer: int, scale: float, softcap: float = 0.0) -> np.ndarray:
+        cache = self._caches[layer]
+        group = self._batch.groups[cache.group]
+        width = cache.keys.shape[3]
+        heads = q.shape[1] // width
+        out = np.empty((len(q), heads, cache.values.shape[3]), np.float32)
+        queries = (q * np.float32(scale)).reshape(len(q), heads, width)
+        for rows, tokens in self._tiles():
+            out[tokens] = attend(queries[tokens], self._batch.positions[tokens], cache, group, rows, softcap)
+        return out.reshape(len(q), -1)
+
+    def _tiles(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Rectangles of work: rows [n] and their tokens [n, c]. Short rows of equal length go together, a long row
+        goes alone in tiles."""
+        start = self._batch.query_start
+        counts = np.diff(start)
+        for count in np.unique(counts[(counts > 0) & (counts <= _BATCHED)]):
+            rows = np.flatnonzero(counts == count)
+            yield rows, start[rows][:, None] + np.arange(count)
+        for row in np.flatnonzero(counts > _BATCHED):
+            for first in range(start[row], start[row + 1], _TILE):
+                yield np.array([row]), np.arange(first, min(first + _TILE, start[row + 1]))[None]
+
+    def gated_mlp(
+        self,
+        x: np.ndarray,
+        gate: np.ndarray,
+        up: np.ndarray,
+        down: np.ndarray,
+        activation: str,
+        residual: np.ndarray | None = None,
+    ) -> np.ndarray:
+        hidden = ACTIVATIONS[activation](x @ gate.T)
+        hidden *= x @ up.T
+        return self.linear(hidden, down, residual=residual)
+
+    def logit_rows(self, x: np.ndarray) -> np.ndarray:
+        return x[self._batch.logit_index]
+
+    def logits(self, x: np.ndarray, head: np.ndarray, scale: float = 1.0, softcap: float = 0.0) -> np.ndarray:
+        out = x @ head.T
+        if scale != 1.0:
+            out *= np.float32(scale)
+        return cap(out, softcap)
+
+    def all_reduce(self, x: np.ndarray) -> np.ndarray:
+        return x
+
+
+def attend(
+    q: np.ndarray, positions: np.ndarray, cache: LayerCache, group: GroupBatch, rows: np.ndarray, softcap: float
+) -> np.ndarray:
+    """Causal attention of a rectangle of queries over the paged cache.
+
+    Args:
+        q: [n, c, heads, width], scaled: c queries of each of n rows.
+        positions: [n, c], increasing along c.
+        rows: [n], their rows in `group.block_table`.
+
+    Returns:
+        [n, c, heads, value_width].
+    """
+    n, c, heads, width = q.shape
+    _, kv_heads, block_size, _ = cache.keys.shape
+    first = 0 if cache.window is None else max(0, positions.min() + 1 - cache.window) // block_size
+    last = positions.max() // block_size + 1
+    table = group.block_table[rows, first:last]  # [n, blocks]
+    at = np.arange(first * block_size, last * block_size)  # [s], position of each gathered slot
+    visible = at <= positions[:, :, None]  # [n, c, s]
+    if cache.window is not None:
+        visible &= at > positions[:, :, None] - cache.window
+
+    keys = gather(cache.keys, table)
+    values = gather(cache.values, table)
+    # A slot no query sees may hold anything, NaN included, and 0 * NaN is NaN.
+    unseen = ~visible.any(axis=1)  # [n, s]
+    values.swapaxes(1, 2)[unseen] = 0.0
+
+    # [n, kv_heads, queries per kv head, width] @ [n, kv_heads, width, s]
+    grouped = q.reshape(n, c, kv_heads, -1, width).transpose(0, 2, 3, 1, 4).reshape(n, kv_heads, -1, width)
+    scores = cap(grouped @ keys.swapaxes(2, 3), softcap).reshape(n, kv_heads, -1, c, len(at))
+    np.copyto(scores, -np.inf, where=~visible[:, None, None])
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    total = scores.sum(axis=-1, keepdims=True)
+    out = (scores.reshape(n, kv_heads, -1, len(at)) @ values).reshape(*scores.shape[:-1], -1) / total
+    return out.transpose(0, 3, 1, 2, 4).reshape(n, c, heads, -1)
+
+
+def gather(pages: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """pages [blocks, heads, slots, width], table [n, b] -> a copy [n, heads, b * slots, width]; -1 reads block 0."""
+    blocks, heads, slots, width = pages.shape
+    index = np.maximum(table, 0)[:, None] * heads + np.arange(heads)[:, None]  # [n, heads, b]
+    return pages.reshape(blocks * heads, slots, width)[index].reshape(len(table), heads, -1, width)
+
+
+def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
+    """Rotate the first rotary_dim numbers of every head of x [T, heads, width] by the angle of its position."""
+    half = cos.shape[-1]
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
+    )
+    out = x.copy()
+    out[..., first] = x[..., first] * cos - x[..., second] * sin
+    out[..., second] = x[..., second] * cos + x[..., first] * sin
+    return out
+
+
+def cap(x: np.ndarray, softcap: float) -> np.ndarray:
+    """softcap * tanh(x / softcap); x itself if softcap is 0."""
+    return x if softcap == 0.0 else np.float32(softcap) * np.tanh(x / np.float32(softcap))
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    """x * sigmoid(x)."""
+    with np.errstate(over="ignore"):  # exp of a large number is inf, and x / inf is the right 0
+        return x / (1 + np.exp(-x))
+
+
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    """The tanh approximation of GELU (Hendrycks and Gimpel, 2016)."""
+    return 0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)))
+
+
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
