@@ -1,0 +1,102 @@
+"""What the sampler keeps of a row between steps: its parameters, its noise key, and which tokens it has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from headway.core.errors import BadInput
+from headway.core.request import SamplingParams
+from headway.core.step import RowInit
+
+
+class RowFailure(Exception):
+    """Nothing can be drawn for one row; `str()` is the sentence for its user. Other rows are not affected."""
+
+
+class TokenCounts:
+    """How often each token occurred. Adding one is O(1); reading touches only the distinct ones."""
+
+    __slots__ = ("_counts", "_ids", "_index")
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self._index: dict[int, int] = {}
+        self._ids = np.zeros(16, np.int64)
+        self._counts = np.zeros(16, np.float32)
+        for token in tokens:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        index = self._index.setdefault(token, len(self._index))
+        if index == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+        self._ids[index] = token
+        self._counts[index] += 1
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The distinct tokens, in order of first occurrence -> int64 [distinct]."""
+        return self._ids[: len(self._index)]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How often each of `ids` occurred -> float32 [distinct]."""
+        return self._counts[: len(self._index)]
+
+
+class RowState:
+    """One row of the sampler. Created from a RowInit (again after a preemption, with the same outcome).
+
+    Attributes:
+        params: its sampling parameters; the seed is set.
+        choice: index among n choices, part of the noise key.
+        first: position of the first generated token (the prompt's length).
+        held_ids: ids masked until min_tokens are generated, int64.
+        output: counts of generated tokens; None if no penalty needs them.
+        seen: counts of prompt and generated tokens; None if no penalty needs them.
+        bias_ids, bias: logit_bias as arrays, int64 and float32.
+    """
+
+    __slots__ = ("bias", "bias_ids", "choice", "first", "held_ids", "output", "params", "seed", "seen")
+
+    def __init__(self, init: RowInit) -> None:
+        params = init.params
+        if params.seed is None:
+            raise ValueError(f"row {init.id!r} has no seed; it is set when a request is admitted")
+        self.params = params
+        self.seed = params.seed
+        self.choice = init.choice
+        self.first = init.prompt_len
+        self.held_ids = np.array(init.stop_ids if params.min_tokens else (), np.int64)
+        counts_output = params.presence_penalty != 0 or params.frequency_penalty != 0
+        self.output = TokenCounts(init.tokens[init.prompt_len :]) if counts_output else None
+        self.seen = TokenCounts(init.tokens) if params.repetition_penalty != 1 else None
+        self.bias_ids = np.array([token for token, _ in params.logit_bias], np.int64)
+        self.bias = np.array([bias for _, bias in params.logit_bias], np.float32)
+
+    def observe(self, token: int) -> None:
+        """Count a token that became part of the row."""
+        if self.output is not None:
+            self.output.add(token)
+        if self.seen is not None:
+            self.seen.add(token)
+
+
+def check_params(params: SamplingParams, vocab: int) -> None:
+    """Refuse token ids that the model does not have; call it once, when a request is admitted.
+
+    Raises:
+        BadInput: `logit_bias` or `stop_token_ids` names an id that is not below `vocab`.
+    """
+    for field, ids in (
+        ("logit_bias", [token for token, _ in params.logit_bias]),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
+        for token in ids:
+            if token >= vocab:
+                raise BadInput(field, f"token id {token} is not below the model's vocabulary size, {vocab}")
+    ids = [token for token, _ in params.logit_bias]
+    if len(set(ids)) < len(ids):
+        raise BadInput("logit_bias", "names a token id twice")
