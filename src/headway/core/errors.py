@@ -69,3 +69,8 @@ class Rejected(HeadwayError):
         super().__init__(message)
         self.reason = reason
         self.status = reason.status
+
+
+def reject(code: str) -> Reject:
+    """The reason with this code."""
+    return next(reason for reason in Reject if reason.code == code)

@@ -88,3 +88,10 @@ def plan_memory(
         blocks=(blocks,) * len(groups),
         block_size=block_size,
     )
+
+
+def activation_bytes(hidden: int, intermediate: int, vocab: int, tokens: int, logit_rows: int) -> int:
+    """Bytes of float32 activations alive at once in the largest step: the residual stream with its norm, queries, keys,
+    values and attention output (about 6 hidden-wide arrays), gate, up and their product, then the logits with one
+    working copy for the sampler."""
+    return 4 * (tokens * (6 * hidden + 3 * intermediate) + 2 * logit_rows * vocab)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headway.core.clock import to_seconds
@@ -53,6 +54,7 @@ class Completion:
         cached_tokens: how many of them came from the prefix cache.
         choices: by index.
         prompt_logprobs: one entry per prompt token from the second on, if asked for.
+        listener: called with every delta, for streaming.
     """
 
     id: str
@@ -61,6 +63,7 @@ class Completion:
     choices: list[Choice]
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    listener: Callable[[Delta], None] | None = None
 
     @property
     def text(self) -> str:
@@ -81,3 +84,5 @@ class Completion:
         self.prompt_logprobs += delta.prompt_logprobs
         if delta.choice == 0:
             self.cached_tokens = delta.cached
+        if self.listener is not None:
+            self.listener(delta)

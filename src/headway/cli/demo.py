@@ -1,0 +1,32 @@
+"""`headway demo`: one question, the built-in model, and what the answer cost."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headway.cli import options
+
+app = typer.Typer(add_completion=False)
+QUESTION = "What is the capital of France, and what is it known for?"
+
+
+@app.command()
+def demo(
+    question: Annotated[str, typer.Argument(help="What to ask.")] = QUESTION,
+    max_tokens: options.MaxTokens = 96,
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = None,
+    threads: options.Threads = None,
+    backend: options.Backend = "auto",
+) -> None:
+    """Answer one question with the built-in model, streaming, and print TTFT, TPOT, tokens/s and cache use."""
+    from headway.cli.terminal import cost_table, load_model, print_stream, step
+    from headway.core.request import SamplingParams
+
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    with load_model(None, threads=threads, backend=backend) as llm:
+        step(f"[bold]{question}[/bold]")
+        completion = print_stream(llm.stream_chat(question, params))
+        cost_table(llm, completion)

@@ -1,0 +1,77 @@
+"""What the verbs share to show things in a terminal: progress to stderr, answers to stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from headway.engine.llm import LLM, Stream
+from headway.engine.results import Completion
+
+stderr = Console(stderr=True, highlight=False)
+
+
+def step(text: str) -> None:
+    """One line about what is happening, on stderr."""
+    stderr.print(text)
+
+
+@contextmanager
+def load_model(model: str | None, *, quiet: bool = False, **options: Any) -> Iterator[LLM]:
+    """Load a model with a progress bar, print its memory plan, close it at the end."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=stderr, transient=True, disable=quiet) as bars:
+        llm = LLM(model, progress=_reporter(bars), **options)
+    try:
+        if not quiet:
+            engine = llm.engine
+            memory = ", ".join(f"{label} {amount}" for label, amount in engine.memory.lines())
+            step(f"[dim]{engine.info.name} on the {engine.backend.name} backend, {engine.threads} threads\n{memory}[/dim]")
+        yield llm
+    finally:
+        llm.close()
+
+
+def _reporter(bars: Progress) -> Any:
+    """A callback (what, bytes done, bytes in all or None) that keeps one bar per thing."""
+    tasks: dict[str, Any] = {}
+
+    def report(what: str, done: int, total: int | None) -> None:
+        if what not in tasks:
+            tasks[what] = bars.add_task(what, total=total)
+        bars.update(tasks[what], completed=done, total=total)
+
+    return report
+
+
+def print_stream(stream: Stream) -> Completion:
+    """Print an answer to stdout as it is made."""
+    with stream:
+        for delta in stream:
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
+    sys.stdout.write("\n")
+    return stream.completion
+
+
+def cost_table(llm: LLM, completion: Completion) -> None:
+    """TTFT, TPOT, tokens/s and cache use of one request."""
+    choice = completion.choices[0]
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("TTFT", _ms(choice.ttft), f"{completion.prompt_tokens} prompt tokens, {completion.cached_tokens} from the cache")
+    rate = f"{1 / choice.tpot:.1f} tokens/s" if choice.tpot else ""
+    table.add_row("TPOT", _ms(choice.tpot), f"{rate}, {len(choice.tokens)} tokens, ended by {choice.finish.reason}")  # type: ignore[union-attr]
+    memory = llm.engine.memory
+    blocks = -(-(completion.prompt_tokens + len(choice.tokens)) // memory.block_size)
+    table.add_row("KV cache", f"{blocks} blocks", f"of {memory.block_size} tokens; {min(memory.blocks)} in the pool")
+    stderr.print(table)
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.1f} ms"

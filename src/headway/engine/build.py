@@ -1,0 +1,136 @@
+"""From options to a running engine: model, memory plan, scheduler, executor, loop."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from headway.core.clock import WallClock
+from headway.core.errors import BadInput
+from headway.core.events import EventLog
+from headway.core.step import Capabilities
+from headway.engine.loop import EngineLoop
+from headway.engine.machine import free_memory, usable_cores
+from headway.engine.memory import MemoryPlan, activation_bytes, plan_memory
+from headway.engine.options import EngineOptions
+from headway.executor.model import ModelExecutor
+from headway.model.load import Model, ModelInfo, load
+from headway.model.source import DEFAULT_MODEL, Progress
+from headway.ops.protocol import Backend
+from headway.ops.reference import ReferenceBackend
+from headway.scheduling.scheduler import Scheduler
+from headway.text.template import ChatTemplate
+from headway.text.tokenizer import Tokenizer
+
+
+class Engine:
+    """A loaded model and the loop that serves it.
+
+    Attributes:
+        options: how it was set up.
+        info: the model's description.
+        tokenizer, template: text to ids and back; `template` is None if the checkpoint has none.
+        memory: the memory plan.
+        backend: what computes.
+        threads: CPU threads it was given.
+        loop: the engine loop; `loop.submit`, `loop.cancel`, `loop.turn`.
+    """
+
+    def __init__(
+        self, options: EngineOptions, model: Model, backend: Backend, threads: int, memory: MemoryPlan, loop: EngineLoop
+    ) -> None:
+        self.options = options
+        self.info: ModelInfo = model.info
+        self.backend = backend
+        self.threads = threads
+        self.memory = memory
+        self.loop = loop
+        self.tokenizer = loop.tokenizer
+        self.template = chat_template(model.info)
+
+    @property
+    def max_model_len(self) -> int:
+        return self.loop.scheduler.limits.max_model_len
+
+    def encode(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a plain text (with the model's start token, if it has one); ids are passed through, checked."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        vocab = self.info.vocab_size
+        for token in prompt:
+            if not isinstance(token, int) or not 0 <= token < vocab:
+                raise BadInput("prompt", f"{token!r} is not a token id from 0 to {vocab - 1}")
+        return list(prompt)
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's turn."""
+        if self.template is None:
+            raise BadInput("messages", f"{self.info.name} has no chat template; give a plain prompt")
+        return self.tokenizer.encode(self.template.render(messages), add_special=False)
+
+    def close(self) -> None:
+        self.loop.close()
+
+
+def chat_template(info: ModelInfo) -> ChatTemplate | None:
+    source = info.tokenizer.chat_template
+    return None if source is None else ChatTemplate(source, info.tokenizer)
+
+
+def make_backend(name: str, threads: int) -> Backend:
+    """The backend called `name`; "auto" is native where its module was built, else reference."""
+    return ReferenceBackend()
+
+
+def build_engine(options: EngineOptions, progress: Progress | None = None) -> Engine:
+    """Load the model and get everything ready to serve.
+
+    Raises:
+        HeadwayError: an option cannot be honoured, or the model's files are at fault.
+    """
+    threads = options.threads or usable_cores()
+    backend = make_backend(options.backend, threads)
+    if options.deterministic and not backend.deterministic:
+        raise BadInput("--deterministic", f"the {backend.name} backend's results depend on batch shape; use native")
+    model = load(options.model or DEFAULT_MODEL, backend, progress)
+    limits, memory = _limits(options, model)
+    log = EventLog(options.event_log) if options.event_log else EventLog()
+    scheduler = Scheduler(limits, options.policy, key=secrets.token_bytes(32), log=log)
+    loop = EngineLoop(
+        scheduler=scheduler,
+        executor=ModelExecutor(backend, model.forward, model.groups, limits),
+        clock=WallClock(time.perf_counter_ns),
+        tokenizer=Tokenizer(model.info.tokenizer),
+        eos_ids=model.info.eos_ids,
+    )
+    return Engine(options, model, backend, threads, memory, loop)
+
+
+def _limits(options: EngineOptions, model: Model) -> tuple[Capabilities, MemoryPlan]:
+    config = model.info.config
+    context = model.info.context_length
+    max_len = options.max_model_len or context
+    if max_len > context:
+        raise BadInput("--max-model-len", f"{max_len} is above the model's context of {context}")
+    step = max(options.max_step_tokens, options.max_rows)
+    memory = plan_memory(
+        model.groups,
+        block_size=options.block_size,
+        max_rows=options.max_rows,
+        max_len=max_len,
+        weights=model.info.weight_bytes,
+        activations=activation_bytes(config.hidden_size, config.intermediate_size, config.vocab_size, step, options.max_rows),
+        free=free_memory(),
+        kv_cache_gib=options.kv_cache_gib,
+    )
+    limits = Capabilities(
+        block_size=options.block_size,
+        blocks=memory.blocks,
+        windows=tuple(group.window for group in model.groups),
+        max_rows=options.max_rows,
+        max_tokens_per_step=step,
+        max_model_len=max_len,
+    )
+    return limits, memory
