@@ -1,0 +1,274 @@
+"""When requests start: open loops keep to a timetable whatever the endpoint does, closed loops wait for answers.
+
+In an open loop every latency counts from the timetable, so neither a slow endpoint nor a late client can leave anything
+out (no coordinated omission). Asyncio's own timers are late by up to a millisecond; a small thread keeps the timetable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import random
+import resource
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from headway.bench.client import Client
+from headway.bench.records import NS_PER_S, Failure, FailureKind, RequestRecord
+from headway.bench.workload import Item
+from headway.core.errors import BadInput
+
+START_DELAY = 0.05  # seconds between the decision to run and the first arrival's earliest moment
+GIVE_UP_AFTER = 3  # failures in a row, without one byte of an answer, after which no more requests are sent
+DEAD = frozenset({FailureKind.CONNECT, FailureKind.HUNG})
+HEARTBEAT = 0.01  # seconds between two looks at how late the event loop is
+
+
+@dataclass(frozen=True)
+class Load:
+    """The shape of the traffic.
+
+    Attributes:
+        kind: "constant", "poisson", "gamma", "ramp", "trace" (items carry their times) or "closed".
+        rate: requests per second; the ramp's first rate.
+        rate_end: the ramp's last rate.
+        burstiness: gamma's shape: 1 = Poisson, below 1 = bursts (coefficient of variation 1/sqrt).
+        concurrency: requests in flight of a closed loop.
+        seed: of the random arrivals.
+    """
+
+    kind: str = "poisson"
+    rate: float = 1.0
+    rate_end: float = 0.0
+    burstiness: float = 1.0
+    concurrency: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "burstiness"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise BadInput(f"--{name}", f"{value!r} is not a number above 0")
+        if self.kind == "ramp" and not (self.rate_end > 0 and math.isfinite(self.rate_end)):
+            raise BadInput("--ramp-to", f"{self.rate_end!r} is not a number above 0")
+        if self.concurrency < 1:
+            raise BadInput("--concurrency", f"{self.concurrency!r} is not an integer >= 1")
+        if self.kind not in ("constant", "poisson", "gamma", "ramp", "trace", "closed"):
+            raise BadInput("--arrival", f"{self.kind!r} is not one of constant, poisson, gamma")
+
+    @property
+    def open(self) -> bool:
+        return self.kind != "closed"
+
+
+def timetable(load: Load, items: Sequence[Item]) -> list[float]:
+    """Arrival of each item, seconds from the start; empty for a closed loop."""
+    noise, count = random.Random(f"arrivals {load.seed}"), len(items)
+    if load.kind == "closed":
+        return []
+    if load.kind == "trace":
+        return [item.at or 0.0 for item in items]
+    if load.kind == "constant":
+        return [index / load.rate for index in range(count)]
+    if load.kind == "ramp":
+        return _ramp(load, count, noise)
+    shape = 1.0 if load.kind == "poisson" else load.burstiness
+    times, now = [], 0.0
+    for _ in range(count):
+        now += noise.gammavariate(shape, 1 / (load.rate * shape))
+        times.append(now)
+    return times
+
+
+def _ramp(load: Load, count: int, noise: random.Random) -> list[float]:
+    """Poisson arrivals whose rate goes linearly from `rate` to `rate_end`, over the time in which `count` are expected."""
+    low, high = load.rate, load.rate_end
+    length = 2 * count / (low + high)
+    slope = (high - low) / length
+    times, expected = [], 0.0
+    for _ in range(count):
+        expected += noise.expovariate(1.0)
+        # expected(t) = low t + slope t^2 / 2, solved for t; past the end of a falling ramp its last rate holds.
+        root = low * low + 2 * slope * expected
+        if abs(slope) < 1e-12:
+            times.append(expected / low)
+        elif expected <= count:
+            times.append((math.sqrt(root) - low) / slope)
+        else:
+            times.append(length + (expected - count) / high)
+    return times
+
+
+@dataclass
+class Run:
+    """What a load left behind.
+
+    Attributes:
+        records: one per item, in order.
+        loop_lag_ms: how late the event loop was at each look during the run.
+        cpu_share: CPU seconds of this process per second of the run.
+        chunks_per_second: events received per second.
+        gave_up: why the run was stopped early; "" = it was not.
+    """
+
+    load: Load
+    records: list[RequestRecord]
+    loop_lag_ms: list[float] = field(default_factory=list)
+    cpu_share: float = 0.0
+    chunks_per_second: float = 0.0
+    gave_up: str = ""
+
+
+Progress = Callable[[Sequence[RequestRecord], int], None]  # (finished so far, in flight)
+
+
+async def run_load(
+    client: Client, load: Load, items: Sequence[Item], warmup: int = 0, progress: Progress | None = None
+) -> Run:
+    """Send every item as the load says and wait for the last answer. The first `warmup` are marked as such."""
+    records = [
+        RequestRecord(
+            index=index,
+            intended=0,
+            max_tokens=item.max_tokens,
+            prompt_bytes=len(item.prompt.encode()),
+            prompt_wanted=item.wanted,
+            warmup=index < warmup,
+        )
+        for index, item in enumerate(items)
+    ]
+    encoded = [client.encode(item.prompt, item.max_tokens) for item in items]
+    run = Run(load, records)
+    finished: list[RequestRecord] = []
+    breaker = _Breaker(run)
+
+    async def send(index: int) -> None:
+        await client.send(encoded[index], records[index])
+        finished.append(records[index])
+        breaker.note(records[index])
+
+    with _quiet_collector():
+        began, cpu, chunks = time.perf_counter_ns(), _cpu_seconds(), client.chunks_received
+        watch = asyncio.create_task(_watch(run, client, finished, progress))
+        try:
+            if load.open:
+                await _open(send, records, timetable(load, items), breaker)
+            else:
+                await _closed(send, records, load.concurrency, breaker)
+        finally:
+            watch.cancel()
+        seconds = max(1e-9, (time.perf_counter_ns() - began) / NS_PER_S)
+    run.cpu_share = (_cpu_seconds() - cpu) / seconds
+    run.chunks_per_second = (client.chunks_received - chunks) / seconds
+    for record in records:
+        if not record.ended:
+            record.failure = Failure(FailureKind.NOT_SENT, f"not sent: {run.gave_up}")
+    if progress is not None:
+        progress(finished, 0)
+    return run
+
+
+class _Breaker:
+    """Stops a run against an endpoint that has stopped answering at all, so that every run ends."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._row = 0
+        self.open = asyncio.Event()
+
+    def note(self, record: RequestRecord) -> None:
+        dead = record.failure is not None and record.failure.kind in DEAD and not record.chunks
+        self._row = self._row + 1 if dead else 0
+        if self._row >= GIVE_UP_AFTER and not self.open.is_set():
+            assert record.failure is not None
+            self._run.gave_up = f"{self._row} requests in a row failed: {record.failure.message}"
+            self.open.set()
+
+
+async def _open(
+    send: Callable[[int], Awaitable[None]], records: list[RequestRecord], times: list[float], breaker: _Breaker
+) -> None:
+    loop = asyncio.get_running_loop()
+    tasks: list[asyncio.Task[None]] = []
+    start = time.perf_counter_ns() + round(START_DELAY * NS_PER_S)
+    for record, at in zip(records, times, strict=True):
+        record.intended = start + round(at * NS_PER_S)
+    all_started = asyncio.Event()
+    stop = threading.Event()
+
+    def launch(index: int) -> None:
+        if not breaker.open.is_set():
+            tasks.append(loop.create_task(send(index)))  # type: ignore[arg-type]
+        if index == len(records) - 1:
+            all_started.set()
+
+    def keep_time() -> None:
+        for index, record in enumerate(records):
+            while (left := record.intended - time.perf_counter_ns()) > 0:
+                if stop.wait(left / NS_PER_S):
+                    return
+            loop.call_soon_threadsafe(launch, index)
+
+    pacer = threading.Thread(target=keep_time, daemon=True)
+    pacer.start()
+    opened = loop.create_task(breaker.open.wait())
+    started = loop.create_task(all_started.wait())
+    try:
+        await asyncio.wait({opened, started}, return_when=asyncio.FIRST_COMPLETED)
+        while pending := [task for task in tasks if not task.done()]:
+            await asyncio.wait(pending)
+        await asyncio.gather(*tasks)  # a bug in the client must not look like a quiet run
+    finally:
+        stop.set()
+        opened.cancel()
+        started.cancel()
+        pacer.join()
+
+
+async def _closed(
+    send: Callable[[int], Awaitable[None]], records: list[RequestRecord], concurrency: int, breaker: _Breaker
+) -> None:
+    waiting = iter(range(len(records)))
+
+    async def user() -> None:
+        for index in waiting:
+            if breaker.open.is_set():
+                return
+            records[index].intended = time.perf_counter_ns()
+            await send(index)
+
+    await asyncio.gather(*(user() for _ in range(min(concurrency, len(records)))))
+
+
+async def _watch(run: Run, client: Client, finished: list[RequestRecord], progress: Progress | None) -> None:
+    """Measure how late the event loop is, and show progress four times a second."""
+    beats = 0
+    while True:
+        due = time.perf_counter_ns() + round(HEARTBEAT * NS_PER_S)
+        await asyncio.sleep(HEARTBEAT)
+        run.loop_lag_ms.append((time.perf_counter_ns() - due) / 1e6)
+        beats += 1
+        if progress is not None and beats % 25 == 0:
+            progress(finished, client.in_flight)
+
+
+@contextmanager
+def _quiet_collector() -> Iterator[None]:
+    """No pause of the garbage collector in the middle of a measurement."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

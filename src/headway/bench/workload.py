@@ -1,0 +1,193 @@
+"""What is sent: prompts of a wanted length in the *endpoint's* tokens, traces, data sets.
+
+No tokenizer is loaded. Prompts are built of short common English words, nearly always one token each, and the endpoint's own
+`usage.prompt_tokens` of two short and one long request tells the words per token and the template's overhead. Afterwards
+every answer's `prompt_tokens` is held against what was wanted.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from headway.bench.client import Client
+from headway.bench.records import FailureKind, RequestRecord
+from headway.bench.traces import TraceRow
+from headway.core.errors import BadInput
+
+WORDS = tuple(
+    """time year people way day man thing woman life child world school state family student group country problem hand
+part place case week company system program question work government number night point home water room mother area money
+story fact month lot right study book eye job word business issue side kind head house service friend father power hour game
+line end member law car city community name president team minute idea body information back parent face others level office
+door health person art war history party result change morning reason research girl guy moment air teacher force education
+""".split()
+)  # fmt: skip
+TOLERANCE = 0.05  # a prompt is as wanted if it is within this share, or two tokens
+
+
+@dataclass(frozen=True)
+class Item:
+    """One request to be sent.
+
+    Attributes:
+        prompt: its text.
+        max_tokens: limit on the answer.
+        wanted: prompt tokens it should have; 0 = whatever it has.
+        at: arrival, seconds from the start; None = the load decides.
+    """
+
+    prompt: str
+    max_tokens: int
+    wanted: int = 0
+    at: float | None = None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How many prompt tokens the endpoint makes of a text: overhead + per_word * words."""
+
+    overhead: float = 0.0
+    per_word: float = 1.0
+    known: bool = False
+
+    def words(self, tokens: int) -> int:
+        return max(1, round((tokens - self.overhead) / self.per_word))
+
+
+def words(count: int, noise: random.Random) -> str:
+    return " ".join(noise.choices(WORDS, k=count))
+
+
+async def measure_prompts(client: Client, seed: int) -> tuple[Measure, list[RequestRecord]]:
+    """Ask the endpoint three times for one token, with prompts of 20, 40 and 220 words, and fit a line.
+
+    Returns the line, and what was received: a failure there is the first thing a user should hear of.
+    """
+    noise, points, records = random.Random(f"measure {seed}"), [], []
+    for count in (20, 40, 220):
+        prompt = words(count, noise)
+        record = RequestRecord(
+            index=-1, intended=time.perf_counter_ns(), max_tokens=1, prompt_bytes=len(prompt), warmup=True
+        )
+        await client.send(client.encode(prompt, 1), record)
+        records.append(record)
+        answered = record.failure is None or record.failure.kind is FailureKind.EMPTY
+        if answered and record.prompt_tokens is not None:
+            points.append((count, record.prompt_tokens))
+        elif not record.chunks:
+            break  # it does not answer: two more silences would tell nothing new
+    if len(points) < 3 or points[-1][1] <= points[0][1]:
+        return Measure(), records
+    (few, low), (many, high) = points[0], points[-1]
+    per_word = (high - low) / (many - few)
+    return Measure(low - per_word * few, per_word, known=True), records
+
+
+class Prompts:
+    """Builds prompts; equal seeds build equal prompts."""
+
+    def __init__(self, measure: Measure, seed: int) -> None:
+        self._measure = measure
+        self._seed = seed
+
+    def unique(self, index: int, tokens: int) -> str:
+        """A prompt of about `tokens` tokens that shares no prefix with another index's."""
+        noise = random.Random(f"prompt {self._seed} {index}")
+        return words(self._measure.words(tokens), noise)
+
+    def after_prefix(self, index: int, tokens: int, shared: int) -> str:
+        """A prompt whose first `shared` tokens are the same for every index."""
+        total = self._measure.words(tokens)
+        common = min(total, round(shared / self._measure.per_word))
+        head = words(common, random.Random(f"prefix {self._seed}"))
+        tail = words(total - common, random.Random(f"prompt {self._seed} {index}"))
+        return f"{head} {tail}".strip()
+
+    def of_trace(self, index: int, row: TraceRow) -> str:
+        """A prompt with a trace row's length, in which equal block ids are equal text at equal places."""
+        if not row.blocks:
+            return self.unique(index, row.input_tokens)
+        total = self._measure.words(row.input_tokens)
+        block = max(1, round(row.block_tokens / self._measure.per_word))
+        parts, left = [], total
+        for number in row.blocks:
+            if left <= 0:
+                break
+            text = words(block, random.Random(f"block {self._seed} {number}")).split(" ")[:left]
+            parts += text
+            left -= len(text)
+        if left > 0:
+            parts.append(words(left, random.Random(f"prompt {self._seed} {index}")))
+        return " ".join(parts)
+
+
+class _Line(msgspec.Struct):
+    prompt: str | None = None
+    messages: list[dict[str, object]] | None = None
+    max_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+def read_dataset(path: Path, count: int, output_tokens: int) -> list[Item]:
+    """`count` requests from JSON lines with `prompt` (or `messages`, whose text is joined) and optionally `max_tokens`.
+
+    A short file is gone through again, which a prefix cache will notice.
+
+    Raises:
+        BadInput: no such file, or a line that is not a request; names it.
+    """
+    try:
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput("--dataset", f"cannot read {path}: {error}") from None
+    decoder, items = msgspec.json.Decoder(_Line), []
+    for number, line in enumerate(lines[:count], 1):
+        try:
+            row = decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise BadInput("--dataset", f"{path} line {number} is not a request: {error}") from None
+        prompt = row.prompt
+        if prompt is None and row.messages:
+            prompt = "\n".join(str(message.get("content", "")) for message in row.messages)
+        limit = row.max_tokens or row.output_tokens or output_tokens
+        if not prompt or limit < 1:
+            raise BadInput("--dataset", f"{path} line {number} has no prompt, or a max_tokens below 1")
+        items.append(Item(prompt, limit))
+    if not items:
+        raise BadInput("--dataset", f"{path} holds no request")
+    return [items[index % len(items)] for index in range(count)]
+
+
+def check_prompts(records: Sequence[RequestRecord], measure: Measure) -> dict[str, object]:
+    """Wanted against counted prompt tokens: {"verified", "wanted", "counted", "off", "checked", "reason"}."""
+    targets = [r for r in records if r.prompt_wanted]
+    checked = [r for r in targets if r.prompt_tokens is not None]
+    off = sum(abs(_counted(r) - r.prompt_wanted) > max(2.0, TOLERANCE * r.prompt_wanted) for r in checked)
+    reason = None
+    if not targets:
+        reason = "the workload has no target length"
+    elif not checked:
+        reason = "the endpoint reported no prompt_tokens"
+    elif off and not measure.known:
+        reason = "the endpoint's prompt_tokens do not grow with the prompt, so lengths could not be set"
+    elif off:
+        reason = f"{off} of {len(checked)} prompts are more than {TOLERANCE:.0%} from the wanted length"
+    return {
+        "verified": reason is None,
+        "wanted": sum(r.prompt_wanted for r in checked),
+        "counted": sum(_counted(r) for r in checked),
+        "off": off,
+        "checked": len(checked),
+        "reason": reason,
+    }
+
+
+def _counted(record: RequestRecord) -> int:
+    assert record.prompt_tokens is not None
+    return record.prompt_tokens
