@@ -23,7 +23,7 @@ from headway.sampling.noise import dense_uniforms, uniforms
 from headway.sampling.rows import RowFailure, RowState
 from headway.sampling.select import largest
 
-_NUCLEUS_GUESS = 256  # tokens sorted at first to find a nucleus; times 8 while they do not hold enough mass
+_NUCLEUS_GUESS = 128  # tokens sorted at first to find a nucleus; times 8 while they do not hold enough mass
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,17 @@ def largest(values: np.ndarray, count: int) -> np.ndarray:
     if count <= 0:
         return np.empty(0, np.int64)
     blocks = len(values) // _BLOCK
-    if count > blocks // 2:
-        candidates = np.arange(len(values))
-    else:
+    if count <= blocks // 2:
         maxima = values[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
-        bound = np.partition(maxima, blocks - count)[blocks - count]
-        candidates = np.flatnonzero(values >= bound)
+        candidates = np.flatnonzero(values >= _nth_largest(maxima, count))
+    else:
+        candidates = np.arange(len(values))
     found = values[candidates]
-    if len(candidates) > 4 * count:  # many equal values, or a count too large for the bound to help
-        kth = np.partition(found, len(found) - count)[len(found) - count]
-        candidates, found = candidates[found >= kth], found[found >= kth]
+    if len(candidates) > 2 * count:
+        reach = found >= _nth_largest(found, count)
+        candidates, found = candidates[reach], found[reach]
     return candidates[np.argsort(-found, kind="stable")[:count]]
+
+
+def _nth_largest(values: np.ndarray, n: int) -> np.floating:
+    return np.partition(values, len(values) - n)[len(values) - n]
