@@ -1,0 +1,192 @@
+"""A backend that records a family's calls once and replays them on another: the test that a family looks at nothing.
+
+    RecordingBackend(ReferenceBackend()).compile(family).run(batch)
+
+While recording, the family is given handles that know only their number, static width and axis ("tokens" or "rows").
+Looking at a size or a value of one raises `LookedAtHandle`; a width or axis that does not fit raises too, before any
+number is computed. What was recorded is itself a forward pass, which the other backend compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from headway.ops.protocol import Backend, CacheLayout, Forward, Ops, Prepared, Program, Rope, Tensor
+from headway.ops.weight import Weight
+
+
+class LookedAtHandle(TypeError):
+    """A family looked at the size or the value of a handle."""
+
+
+class Handle:
+    """A value of the recorded program. A family can do nothing with it but hand it to an operation."""
+
+    __slots__ = ("_axis", "_number", "_width")
+
+    def __init__(self, number: int, axis: str, width: int) -> None:
+        self._number = number
+        self._axis = axis
+        self._width = width
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise LookedAtHandle("a family may only hand a handle to an operation, not look at its size or value")
+
+    __getattr__ = __getitem__ = __iter__ = __len__ = __bool__ = __int__ = __float__ = __index__ = __array__ = _refuse
+    __add__ = __radd__ = __sub__ = __mul__ = __rmul__ = __truediv__ = __matmul__ = __neg__ = __getattr__
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __getattr__
+
+
+@dataclass(frozen=True)
+class RecordedWeight:
+    """A prepared weight and the shape it must fit."""
+
+    shape: tuple[int, ...]
+    prepared: Prepared
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation. Handles and weights among the arguments are kept as they were given."""
+
+    name: str
+    arguments: tuple[Any, ...]
+
+
+class RecordingBackend:
+    """Weights, cache and arithmetic are the inner backend's.
+
+    Attributes:
+        recorded: how many forward passes were recorded.
+    """
+
+    def __init__(self, inner: Backend) -> None:
+        self._inner = inner
+        self.name = f"recording({inner.name})"
+        self.deterministic = inner.deterministic
+        self.kv_dtype_bytes = inner.kv_dtype_bytes
+        self.recorded = 0
+        self._layout: CacheLayout | None = None
+
+    def prepare(self, weight: Weight) -> RecordedWeight:
+        return RecordedWeight(weight.shape, self._inner.prepare(weight))
+
+    def allocate(self, layout: CacheLayout) -> None:
+        self._layout = layout
+        self._inner.allocate(layout)
+
+    def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
+        self._inner.copy_blocks(group, pairs)
+
+    def compile(self, forward: Forward) -> Program:
+        """Record `forward`, then compile the recording. The cache must be allocated before."""
+        if self._layout is None:
+            raise ValueError("allocate the cache before compiling")
+        ops = RecordingOps(self._layout)
+        result = forward(ops)
+        self.recorded += 1
+        return self._inner.compile(lambda inner: replay(ops.calls, result, inner))
+
+
+def replay(calls: Sequence[Call], result: Handle, ops: Ops) -> Tensor:
+    """Make the recorded calls on `ops`; call n made value n."""
+    values: list[Tensor] = []
+
+    def actual(argument: Any) -> Any:
+        if isinstance(argument, Handle):
+            return values[argument._number]
+        return argument.prepared if isinstance(argument, RecordedWeight) else argument
+
+    for call in calls:
+        values.append(getattr(ops, call.name)(*map(actual, call.arguments)))
+    return values[result._number]
+
+
+class RecordingOps:
+    """`Ops` that computes nothing: appends to `calls` and checks widths and axes."""
+
+    def __init__(self, layout: CacheLayout) -> None:
+        self.calls: list[Call] = []
+        self._layout = layout
+
+    def embed(self, table: RecordedWeight) -> Handle:
+        return self._record("tokens", table.shape[1], "embed", table)
+
+    def rms_norm(self, x: Handle, weight: RecordedWeight, eps: float) -> Handle:
+        _fit("rms_norm", x, x._axis, weight.shape[0])
+        return self._record(x._axis, x._width, "rms_norm", x, weight, eps)
+
+    def linear(
+        self,
+        x: Handle,
+        weight: RecordedWeight,
+        bias: RecordedWeight | None = None,
+        residual: Handle | None = None,
+    ) -> Handle:
+        out, width = weight.shape
+        _fit("linear", x, x._axis, width)
+        if bias is not None and bias.shape != (out,):
+            raise ValueError(f"linear: a bias of shape {bias.shape} for {out} outputs")
+        if residual is not None:
+            _fit("linear's residual", residual, x._axis, out)
+        return self._record(x._axis, out, "linear", x, weight, bias, residual)
+
+    def rope_and_cache(self, q: Handle, k: Handle, v: Handle, layer: int, rope: Rope) -> Handle:
+        group = self._layout.groups[self._layout.of_layer(layer)[0]]
+        _fit("rope_and_cache's k", k, "tokens", group.heads * group.key_width)
+        _fit("rope_and_cache's v", v, "tokens", group.heads * group.value_width)
+        self._heads(q, layer)
+        if 2 * len(rope.inv_freq) > group.key_width:
+            raise ValueError(f"rope of {len(rope.inv_freq)} pairs for heads of width {group.key_width}")
+        return self._record("tokens", q._width, "rope_and_cache", q, k, v, layer, rope)
+
+    def attention(self, q: Handle, layer: int, scale: float, softcap: float = 0.0) -> Handle:
+        group = self._layout.groups[self._layout.of_layer(layer)[0]]
+        width = self._heads(q, layer) * group.value_width
+        return self._record("tokens", width, "attention", q, layer, scale, softcap)
+
+    def _heads(self, q: Handle, layer: int) -> int:
+        """Query heads; a multiple of the layer's key/value heads."""
+        group = self._layout.groups[self._layout.of_layer(layer)[0]]
+        heads, rest = divmod(q._width, group.key_width)
+        if q._axis != "tokens" or rest or heads % group.heads:
+            raise ValueError(f"queries [{q._axis}, {q._width}] for {group.heads} heads of width {group.key_width}")
+        return heads
+
+    def gated_mlp(
+        self,
+        x: Handle,
+        gate: RecordedWeight,
+        up: RecordedWeight,
+        down: RecordedWeight,
+        activation: str,
+        residual: Handle | None = None,
+    ) -> Handle:
+        _fit("gated_mlp", x, x._axis, gate.shape[1])
+        if up.shape != gate.shape or down.shape != gate.shape[::-1]:
+            raise ValueError(f"gated_mlp: shapes {gate.shape}, {up.shape}, {down.shape} do not fit")
+        if residual is not None:
+            _fit("gated_mlp's residual", residual, x._axis, x._width)
+        return self._record(x._axis, x._width, "gated_mlp", x, gate, up, down, activation, residual)
+
+    def logit_rows(self, x: Handle) -> Handle:
+        _fit("logit_rows", x, "tokens", x._width)
+        return self._record("rows", x._width, "logit_rows", x)
+
+    def logits(self, x: Handle, head: RecordedWeight, scale: float = 1.0, softcap: float = 0.0) -> Handle:
+        _fit("logits", x, "rows", head.shape[1])
+        return self._record("rows", head.shape[0], "logits", x, head, scale, softcap)
+
+    def all_reduce(self, x: Handle) -> Handle:
+        return self._record(x._axis, x._width, "all_reduce", x)
+
+    def _record(self, axis: str, width: int, name: str, *arguments: Any) -> Handle:
+        self.calls.append(Call(name, arguments))
+        return Handle(len(self.calls) - 1, axis, width)
+
+
+def _fit(what: str, x: Handle, axis: str, width: int) -> None:
+    if (x._axis, x._width) != (axis, width):
+        raise ValueError(f"{what}: [{x._axis}, {x._width}] where [{axis}, {width}] is needed")
