@@ -11,9 +11,44 @@ from __future__ import annotations
 
 import msgspec
 
+from headway.core.errors import BadInput
 from headway.core.request import Finish, SamplingParams
 
 BlockIds = tuple[tuple[int, ...], ...]  # [group][block]
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an executor can hold and do in one step. A plan never exceeds it.
+
+    Attributes:
+        block_size: tokens per cache block, the same in every KV group.
+        blocks: per KV group, blocks in its pool.
+        windows: per KV group, positions its layers look back over, their own included; None = all of them.
+        max_rows: rows in a step, and rows held at once.
+        max_tokens_per_step: new tokens in a step; at least max_rows, so that no decode ever waits for another.
+        max_model_len: longest context, prompt and generated tokens together.
+
+    Raises:
+        BadInput: the figures contradict each other.
+    """
+
+    block_size: int
+    blocks: tuple[int, ...]
+    windows: tuple[int | None, ...]
+    max_rows: int
+    max_tokens_per_step: int
+    max_model_len: int
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_rows", "max_tokens_per_step", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise BadInput(name, f"{getattr(self, name)} is not an integer >= 1")
+        if not self.blocks or min(self.blocks) < 1 or len(self.windows) != len(self.blocks):
+            raise BadInput("blocks", f"{self.blocks} must name one pool of >= 1 blocks per KV group of {self.windows}")
+        if any(window is not None and window < 1 for window in self.windows):
+            raise BadInput("windows", f"{self.windows}: a window is an integer >= 1, or None")
+        if self.max_tokens_per_step < self.max_rows:
+            raise BadInput("max_tokens_per_step", f"{self.max_tokens_per_step} is less than max_rows {self.max_rows}")
 
 
 class RowInit(msgspec.Struct, frozen=True, gc=False):
@@ -118,7 +153,7 @@ class Seconds(msgspec.Struct, frozen=True, gc=False):
         return self.prepare + self.forward + self.sample + self.host
 
 
-class StepResult(msgspec.Struct, frozen=True):
+class StepResult(msgspec.Struct):
     """What an executor made of a plan.
 
     Attributes:

@@ -1,0 +1,140 @@
+"""The cache over all KV groups: one pool each, one chain of names for all, and the longest reusable prefix of a prompt.
+
+Every group cuts a sequence at the same places (block j holds positions [j*block_size, (j+1)*block_size)), so one name
+per position serves all of them; a pool maps the name to its own block id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.cache.hashing import BlockHasher
+from headway.cache.pool import BlockPool
+from headway.core.step import Capabilities
+
+
+class Hit:
+    """A cached prefix: `length` blocks long, with the block of each group to share.
+
+    Attributes:
+        length: blocks of the sequence that need no computing.
+        first: per group, index of the first block needed; 0 but for window groups.
+        blocks: per group, `length` block ids; -1 before `first`.
+    """
+
+    __slots__ = ("blocks", "first", "length")
+
+    def __init__(self, length: int, first: list[int], blocks: tuple[list[int], ...]) -> None:
+        self.length = length
+        self.first = first
+        self.blocks = blocks
+
+
+class Known:
+    """A named block: what it follows, what it holds, and in how many pools it lives."""
+
+    __slots__ = ("parent", "payload", "pools")
+
+    def __init__(self, parent: bytes, payload: bytes) -> None:
+        self.parent = parent
+        self.payload = payload
+        self.pools = 0
+
+
+class KVCache:
+    """Pools, names and lookup.
+
+    Args:
+        limits: block size, pool sizes, windows and the largest step.
+        key: secret of the block names.
+        ttl: time-to-live of a block nobody holds, ps; None = until its place is needed.
+        verify: compare tokens on every hit (debug); the 128-bit keyed name is trusted otherwise.
+    """
+
+    def __init__(self, limits: Capabilities, key: bytes, ttl: int | None = None, verify: bool = False) -> None:
+        self.block_size = limits.block_size
+        self.windows = limits.windows
+        self.hasher = BlockHasher(limits.block_size, key)
+        self.pools = tuple(BlockPool(size, ttl, self._count, self._uncount) for size in limits.blocks)
+        self.known: dict[bytes, Known] = {}
+        self.children: dict[bytes, dict[bytes, None]] = {}  # parent -> names, in order of first appearance
+        self._most_new = limits.max_tokens_per_step
+        self._verify = verify
+
+    def first_needed(self, group: int, position: int) -> int:
+        """Index of the first block that a query at `position` looks at."""
+        window = self.windows[group]
+        return 0 if window is None else max(0, position - window + 1) // self.block_size
+
+    def holding(self, group: int, tokens: int) -> int:
+        """The most blocks a row of `tokens` computed tokens ever holds at once."""
+        blocks = -(-tokens // self.block_size)
+        window = self.windows[group]
+        if window is None:
+            return blocks
+        # Before the blocks behind it are trimmed, a step of n new tokens sees n + window - 1 positions, not aligned.
+        return min(blocks, -(-(window - 1 + self._most_new) // self.block_size) + 1)
+
+    def expire(self, now: int) -> None:
+        for pool in self.pools:
+            pool.expire(now)
+
+    def lookup(self, names: Sequence[bytes], tokens: Sequence[int]) -> Hit:
+        """The longest prefix of the chain `names` (of the blocks of `tokens`) that every group still holds.
+
+        A window group needs only the blocks that the first computed token looks back on; the hit shrinks until
+        those are there. Takes nothing: `BlockTable.adopt` does.
+        """
+        length = len(names)
+        for pool, window in zip(self.pools, self.windows, strict=True):
+            if window is None:
+                length = next((i for i in range(length) if names[i] not in pool.by_name), length)
+        if any(window is not None for window in self.windows):
+            length = self._shrink_to_windows(names[:length])
+        if self._verify:
+            self._compare(names[:length], tokens)
+        first = [self.first_needed(group, length * self.block_size) for group in range(len(self.pools))]
+        blocks = [
+            [-1] * start + [pool.by_name[name] for name in names[start:length]]
+            for start, pool in zip(first, self.pools, strict=True)
+        ]
+        return Hit(length, first, tuple(blocks))
+
+    def _shrink_to_windows(self, names: Sequence[bytes]) -> int:
+        """The largest length such that every window group holds an unbroken run of blocks back to what is needed."""
+        windowed = [group for group, window in enumerate(self.windows) if window is not None]
+        run = dict.fromkeys(windowed, 0)
+        best = 0
+        for index, name in enumerate(names):
+            for group in windowed:
+                run[group] = run[group] + 1 if name in self.pools[group].by_name else 0
+            length = index + 1
+            if all(run[g] >= length - self.first_needed(g, length * self.block_size) for g in windowed):
+                best = length
+        return best
+
+    def _compare(self, names: Sequence[bytes], tokens: Sequence[int]) -> None:
+        for index, name in enumerate(names):
+            known = self.known.get(name)  # None behind a window, where nothing is shared either
+            part = tokens[index * self.block_size : (index + 1) * self.block_size]
+            if known is not None and known.payload != self.hasher.pack(part):
+                raise AssertionError(f"block {index}: same name, other tokens")
+
+    def remember(self, name: bytes, parent: bytes, payload: bytes) -> None:
+        """Note what a name stands for, before a pool first uses it."""
+        if name not in self.known:
+            self.known[name] = Known(parent, payload)
+            self.children.setdefault(parent, {})[name] = None
+
+    def _count(self, name: bytes) -> None:
+        self.known[name].pools += 1
+
+    def _uncount(self, name: bytes) -> None:
+        known = self.known[name]
+        known.pools -= 1
+        if known.pools == 0:
+            del self.known[name]
+            siblings = self.children[known.parent]
+            del siblings[name]
+            if not siblings:
+                del self.children[known.parent]

@@ -1,0 +1,105 @@
+"""The blocks of one KV group. A block is in exactly one of three places:
+
+    blank   nobody holds it and it remembers nothing
+    cached  nobody holds it, but its content has a name (hash): a later prompt may revive it, a newcomer may take it
+    owned   held by `refs` block tables
+
+      take (blank first, else the least recently used cached)     release (last owner)
+    blank, cached ------------------------------------> owned ------------------------> cached, or blank if unnamed
+                  cached <---- share (a hit revives) ----^          cached --- expire ---> blank
+
+Everything is O(1) per block.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+
+class BlockPool:
+    """Reference counts, names and recency of `size` blocks.
+
+    Args:
+        size: number of blocks; ids are 0 to size - 1.
+        ttl: how long an unheld block keeps its name, ps; None = until it is taken.
+        on_named, on_forgotten: called when a name starts and stops leading to a block.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        ttl: int | None = None,
+        on_named: Callable[[bytes], None] | None = None,
+        on_forgotten: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self.size = size
+        self.refs = [0] * size
+        self.names: list[bytes | None] = [None] * size
+        self.by_name: dict[bytes, int] = {}
+        self.blank = list(range(size - 1, -1, -1))  # a stack: the block given back last is taken first
+        self.cached: OrderedDict[int, int] = OrderedDict()  # block -> time of release, least recent first
+        self._ttl = ttl
+        self._on_named = on_named
+        self._on_forgotten = on_forgotten
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be taken now. The one answer for admission, growth, preemption and metrics."""
+        return len(self.blank) + len(self.cached)
+
+    def take(self) -> int:
+        """A block with one owner and no name. IndexError if none is available: ask `available` first."""
+        if self.blank:
+            block = self.blank.pop()
+        elif self.cached:
+            block, _ = self.cached.popitem(last=False)
+            self._forget(block)
+        else:
+            raise IndexError("no block is available")
+        self.refs[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """One more owner for a block that is owned or cached."""
+        if self.refs[block] == 0:
+            del self.cached[block]
+        self.refs[block] += 1
+
+    def release(self, block: int, now: int) -> None:
+        """One owner less. After the last one a named block becomes the most recently used cached one."""
+        self.refs[block] -= 1
+        if self.refs[block] == 0:
+            if self.names[block] is None:
+                self.blank.append(block)
+            else:
+                self.cached[block] = now
+
+    def name(self, block: int, name: bytes) -> None:
+        """Let `name` lead to this full, owned block. If it already leads to another block this one stays unnamed:
+        tables are append-only, so a twin is tolerated, never merged."""
+        if name not in self.by_name:
+            self.by_name[name] = block
+            self.names[block] = name
+            if self._on_named:
+                self._on_named(name)
+
+    def expire(self, now: int) -> None:
+        """Forget blocks released more than the time-to-live ago. O(1) when there is none."""
+        if self._ttl is None:
+            return
+        while self.cached:
+            block, released = next(iter(self.cached.items()))
+            if released + self._ttl > now:
+                return
+            del self.cached[block]
+            self._forget(block)
+            self.blank.append(block)
+
+    def _forget(self, block: int) -> None:
+        name = self.names[block]
+        assert name is not None, "a cached block has a name"
+        del self.by_name[name]
+        self.names[block] = None
+        if self._on_forgotten:
+            self._on_forgotten(name)

@@ -1,0 +1,156 @@
+"""The block table of one request: the only owner of cache blocks.
+
+positions   0 ........... trimmed ........... sealed ......... computed ....... capacity
+            | given back    | full, named,     | full or not    | allocated,     |
+            | (window       | immutable,       | yet named,     | to be written  |
+            |  groups), -1  | may be shared    | ours alone     | by this step   |
+
+pool  -- grow -->  table       blank blocks to write into
+pool  -- adopt --> table       a prefix hit: shared blocks, read only
+table -- fork -->  table       the same between two choices of one prompt; the part-filled block is copied
+table -- seal -->  table+pool  a full block gets its name; the table still owns it
+table -- trim -->  pool        blocks behind the window
+table -- release-> pool        everything; idempotent. Finish, cancel, preempt, failure: all are this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.cache.kv import Hit, KVCache
+from headway.core.step import BlockCopy, BlockIds
+
+
+class BlockTable:
+    """Blocks of one request in every KV group, and the names of its full blocks.
+
+    Attributes:
+        blocks: per group, block ids by index (position // block_size); -1 = trimmed.
+        first: per group, index of the first block held.
+        sealed: full blocks from the start whose names have been offered to the pools.
+        capacity: positions that have a block (or had one, behind a window).
+        names: chain of names of the request's full blocks, as far as needed yet; outlives `release`, because
+            tokens are append-only.
+    """
+
+    __slots__ = ("_cache", "_root", "blocks", "capacity", "first", "names", "sealed")
+
+    def __init__(self, cache: KVCache, tenant: str = "", adapter: str = "") -> None:
+        self._cache = cache
+        self._root = cache.hasher.root(tenant, adapter)
+        self.names: list[bytes] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self.blocks: tuple[list[int], ...] = tuple([] for _ in self._cache.pools)
+        self.first = [0] * len(self._cache.pools)
+        self.sealed = 0
+        self.capacity = 0
+
+    def held(self, group: int) -> int:
+        """Blocks owned in a group."""
+        return len(self.blocks[group]) - self.first[group]
+
+    def ids(self) -> BlockIds:
+        """The whole table, `[group][block]`."""
+        return tuple(tuple(blocks) for blocks in self.blocks)
+
+    def room(self) -> int:
+        """Positions the row could have blocks for, if it took every available one."""
+        block_size = self._cache.block_size
+        pools = zip(self.blocks, self._cache.pools, strict=True)
+        return min((len(blocks) + pool.available) * block_size for blocks, pool in pools)
+
+    def grow(self, end: int) -> BlockIds | None:
+        """Get blocks for positions below `end` in every group, or in none.
+
+        Returns the new blocks, `[group][block]`; () if there is nothing to get; None if a pool has not enough.
+        """
+        missing = -(-(end - self.capacity) // self._cache.block_size)
+        if missing <= 0:
+            return ()
+        pools = self._cache.pools
+        for pool in pools:
+            if pool.available < missing:
+                return None
+        new = tuple([tuple([pool.take() for _ in range(missing)]) for pool in pools])
+        for blocks, fresh in zip(self.blocks, new, strict=True):
+            blocks.extend(fresh)
+        self.capacity += missing * self._cache.block_size
+        return new
+
+    def name_blocks(self, tokens: Sequence[int], count: int) -> Sequence[bytes]:
+        """Names of the first `count` full blocks of `tokens`."""
+        hasher, size = self._cache.hasher, self._cache.block_size
+        for index in range(len(self.names), count):
+            parent = self.names[-1] if self.names else self._root
+            self.names.append(hasher.name(parent, hasher.pack(tokens[index * size : (index + 1) * size])))
+        return self.names[:count]
+
+    def lookup(self, tokens: Sequence[int]) -> Hit:
+        """The reusable prefix, capped below the last token: that one is always computed, to have its logits."""
+        return self._cache.lookup(self.name_blocks(tokens, (len(tokens) - 1) // self._cache.block_size), tokens)
+
+    def adopt(self, hit: Hit) -> None:
+        """Share the blocks of a hit. The table must be empty."""
+        assert self.capacity == 0, "only an empty table can adopt a prefix"
+        for group, (pool, shared) in enumerate(zip(self._cache.pools, hit.blocks, strict=True)):
+            self.first[group] = hit.first[group]
+            for block in shared[hit.first[group] :]:
+                pool.share(block)
+            self.blocks[group].extend(shared)
+        self.sealed = hit.length
+        self.capacity = hit.length * self._cache.block_size
+
+    def forkable(self, position: int) -> Hit | None:
+        """The full blocks before `position`, for another choice that will compute from there; None if they are
+        not all here (not computed yet, or behind the window by now)."""
+        length = position // self._cache.block_size
+        if position > self.capacity or length > self.sealed:
+            return None
+        first = [self._cache.first_needed(group, position) for group in range(len(self.blocks))]
+        if any(needed < held for needed, held in zip(first, self.first, strict=True)):
+            return None
+        return Hit(length, first, tuple([-1] * f + own[f:length] for f, own in zip(first, self.blocks, strict=True)))
+
+    def copy_partial(self, source: BlockTable, position: int) -> tuple[BlockCopy, ...]:
+        """Own a copy of the block `position` lies in, because it will be written: copy on write, the write being
+        immediate. Nothing to copy if `position` starts a block. Call after `adopt(source.forkable(position))`."""
+        index, offset = divmod(position, self._cache.block_size)
+        if offset == 0:
+            return ()
+        new = self.grow(position + 1)
+        assert new, "admission made sure that the copied block fits"
+        return tuple(BlockCopy(group, source.blocks[group][index], new[group][0]) for group in range(len(new)))
+
+    def seal(self, tokens: Sequence[int], computed: int) -> None:
+        """Name the full blocks among the first `computed` tokens; from now on they are immutable and can be hit.
+        Call before `trim`, so that every block to name is still here."""
+        cache = self._cache
+        full = computed // cache.block_size
+        if full <= self.sealed:
+            return
+        names = self.name_blocks(tokens, full)
+        for index in range(self.sealed, full):
+            parent = names[index - 1] if index else self._root
+            payload = cache.hasher.pack(tokens[index * cache.block_size : (index + 1) * cache.block_size])
+            cache.remember(names[index], parent, payload)
+            for blocks, pool in zip(self.blocks, cache.pools, strict=True):
+                pool.name(blocks[index], names[index])
+        self.sealed = full
+
+    def trim(self, computed: int, now: int) -> None:
+        """Give back the blocks that no query at `computed` or later looks at."""
+        for group, pool in enumerate(self._cache.pools):
+            first = self._cache.first_needed(group, computed)
+            for index in range(self.first[group], first):
+                pool.release(self.blocks[group][index], now)
+                self.blocks[group][index] = -1
+            self.first[group] = max(first, self.first[group])
+
+    def release(self, now: int) -> None:
+        """Give everything back, the end first, so that the start of a prefix is evicted last. Idempotent."""
+        for group, pool in enumerate(self._cache.pools):
+            for block in reversed(self.blocks[group][self.first[group] :]):
+                pool.release(block, now)
+        self._clear()

@@ -1,0 +1,189 @@
+"""Everything that happens to requests and steps, as small facts in order. Metrics, traces, receipts, logs and replay
+are folds over this stream; no counter is kept anywhere else.
+
+    Queued -> Admitted -> FirstToken -> Finished          StepPlanned -> StepDone -> StepPlanned -> ...
+                 ^------- Preempted                       between a StepDone and the next StepPlanned: what was drained
+
+Events hold no text and no token ids: prompts and answers appear as lengths and as salted names (keyed hashes) of
+their full blocks. Times are picoseconds of the engine's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from headway.core.step import Seconds, StepShape
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", gc=False):
+    """Base of all events.
+
+    Attributes:
+        now: when it happened, ps.
+    """
+
+    now: int
+
+
+class Queued(Event, frozen=True, kw_only=True, tag="queued"):
+    """A request was accepted. Everything of it that scheduling depends on.
+
+    Attributes:
+        number: the request's number in this run, from 0; what step events call it.
+        prompt_tokens, max_len: length of the prompt, and of prompt and answer at most.
+        min_tokens: stop ids are not honoured before.
+        choice, parent: which of n choices, and whose prompt it shares.
+        prompt_logprobs: it wants them, so its prompt is never looked up.
+        names: of the full blocks of its prompt.
+    """
+
+    id: str
+    number: int
+    prompt_tokens: int
+    max_len: int
+    min_tokens: int = 0
+    priority: int = 0
+    deadline: int | None = None
+    choice: int = 0
+    parent: str | None = None
+    adapter: str = ""
+    prompt_logprobs: bool = False
+    names: tuple[bytes, ...] = ()
+
+
+class Refused(Event, frozen=True, kw_only=True, tag="refused"):
+    """A request was refused at once; `reason` is a `Reject` code. It leaves no other trace."""
+
+    id: str
+    reason: str
+
+
+class Admitted(Event, frozen=True, kw_only=True, tag="admitted"):
+    """A request got its first blocks, or got blocks again after a preemption.
+
+    Attributes:
+        cached: tokens that need no computing: prefix hit, or shared with another choice.
+        preemptions: how often its blocks were taken back before.
+        waited: ps since it arrived.
+    """
+
+    id: str
+    cached: int
+    preemptions: int
+    waited: int
+
+
+class FirstToken(Event, frozen=True, kw_only=True, tag="first_token"):
+    """A request has its first token, `waited` ps after it arrived (time to first token, queue included)."""
+
+    id: str
+    waited: int
+
+
+class Preempted(Event, frozen=True, kw_only=True, tag="preempted"):
+    """A request's blocks were taken back; `wasted` computed tokens must be computed again (unless still cached)."""
+
+    id: str
+    wasted: int
+
+
+class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
+    """Someone asked to stop a request. `Finished` follows, at once or when the step in flight is done."""
+
+    id: str
+
+
+class Finished(Event, frozen=True, kw_only=True, tag="finished"):
+    """A request ended; its blocks are given back.
+
+    Attributes:
+        reason: as in `Finish`: "stop", "length", "abort", "error".
+        prompt_tokens, cached, generated: prompt length, what of it came from the cache, tokens emitted.
+        lived: ps since it arrived.
+        names: of all its full blocks, prompt included.
+    """
+
+    id: str
+    reason: str
+    prompt_tokens: int
+    cached: int
+    generated: int
+    lived: int
+    names: tuple[bytes, ...] = ()
+
+
+class StepPlanned(Event, frozen=True, kw_only=True, tag="planned"):
+    """A plan went out.
+
+    Attributes:
+        step: its number.
+        digest: 16 bytes that two plans share exactly if they are equal, token values left out.
+        blocked: why the first waiting request was not admitted; "" if none waits.
+    """
+
+    step: int
+    digest: bytes
+    blocked: str = ""
+
+
+class StepDone(Event, frozen=True, kw_only=True, tag="step"):
+    """A plan's result was committed. Columns have one entry per row of the step.
+
+    Attributes:
+        step: the plan's number.
+        steps: how many equal steps this stands for (`commit_run`); 1 = an ordinary one.
+        planned: when it was planned, ps.
+        idle: ps between the end of the step before and its planning.
+        rows: `Queued.number` of each row.
+        counts: tokens computed, per row.
+        emitted: tokens emitted, per row.
+        accepted: drafted tokens accepted, over all rows.
+        drafted: drafted tokens verified, over all rows.
+        shape: size of the step, what a step-time model is fitted on; of the first step if there are several.
+        predicted: seconds the model expected; None without one.
+        seconds: measured (or simulated) time by part.
+        times: when each of several steps ended, ps.
+    """
+
+    step: int
+    steps: int = 1
+    planned: int
+    idle: int
+    rows: tuple[int, ...]
+    counts: tuple[int, ...]
+    emitted: tuple[int, ...]
+    accepted: int = 0
+    drafted: int = 0
+    shape: StepShape
+    predicted: float | None = None
+    seconds: Seconds = Seconds()
+    times: tuple[int, ...] = ()
+
+
+class Idle(Event, frozen=True, kw_only=True, tag="idle"):
+    """A plan was empty although requests wait; `blocked` says why."""
+
+    blocked: str
+
+
+AnyEvent = Queued | Refused | Admitted | FirstToken | Preempted | Cancelled | Finished | StepPlanned | StepDone | Idle
+Fold = Callable[[AnyEvent], None]
+
+
+class EventLog:
+    """Hands every event to its subscribers, in order. A subscriber is a fold: it keeps what it needs of each.
+
+    A subscriber that raises stops the engine: a metric or a recording that is silently wrong is worse.
+    """
+
+    def __init__(self, *subscribers: Fold) -> None:
+        self._subscribers = list(subscribers)
+
+    def subscribe(self, fold: Fold) -> None:
+        self._subscribers.append(fold)
+
+    def append(self, event: AnyEvent) -> None:
+        for fold in self._subscribers:
+            fold(event)

@@ -1,0 +1,59 @@
+"""How much a step may hold: tokens always, milliseconds when there is a step-time model."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from headway.core.errors import BadInput
+from headway.core.step import StepShape
+from headway.scheduling.shape import ShapeBuilder
+
+
+class StepTimeModel(Protocol):
+    """What `roofline.StepTime` gives the scheduler. Frozen during a run: same inputs, same plans."""
+
+    def predict(self, shape: StepShape) -> float:
+        """Seconds that a step of this shape takes; must not shrink when a row grows."""
+        ...
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """The size a step aims for.
+
+    Attributes:
+        tokens: new tokens at most, None = whatever the executor can do.
+        milliseconds: time that a step with running decodes should not exceed. Prompt chunks are cut to it; decodes
+            are never dropped for it. Needs a step-time model.
+        min_chunk: tokens that the first chunk of a step gets even if the decodes alone use up the time, so that
+            prompts always move.
+
+    Raises:
+        BadInput: a field is out of range.
+    """
+
+    tokens: int | None = None
+    milliseconds: float | None = None
+    min_chunk: int = 32
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and self.tokens < 1:
+            raise BadInput("tokens", f"{self.tokens} is not an integer >= 1")
+        if self.milliseconds is not None and not self.milliseconds > 0:
+            raise BadInput("milliseconds", f"{self.milliseconds} is not a number above 0")
+        if self.min_chunk < 1:
+            raise BadInput("min_chunk", f"{self.min_chunk} is not an integer >= 1")
+
+
+def largest_chunk(shape: ShapeBuilder, start: int, most: int, model: StepTimeModel, milliseconds: float) -> int:
+    """The most tokens from `start` on, 0 to `most`, that keep the step within `milliseconds`. By bisection, because
+    the model is monotonic: log2(most) evaluations."""
+    fits, too_many = 0, most + 1
+    while too_many - fits > 1:
+        count = (fits + too_many) // 2
+        if model.predict(shape.with_row(start, count, 1)) * 1e3 <= milliseconds:
+            fits = count
+        else:
+            too_many = count
+    return fits

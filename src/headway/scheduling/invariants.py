@@ -1,0 +1,118 @@
+"""The laws of the scheduler, as assertions on committed state. Tests check them after every step; production may
+sample them. O(everything), so not for every step of a busy server."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from headway.cache.kv import KVCache
+from headway.core.step import StepPlan
+from headway.scheduling.row import Place
+from headway.scheduling.scheduler import Scheduler
+from headway.scheduling.state import State
+
+
+def check(scheduler: Scheduler) -> None:
+    """AssertionError naming the law that is broken."""
+    check_blocks(scheduler.state)
+    check_names(scheduler.cache)
+    check_places(scheduler.state)
+    check_counters(scheduler.state)
+    if scheduler.flight is None:
+        assert len(scheduler.state.running) <= scheduler.limits.max_rows, "law: running rows never exceed max_rows"
+
+
+def check_blocks(state: State) -> None:
+    """free + owned + cached = pool, and a block has as many references as owners."""
+    for group, pool in enumerate(state.cache.pools):
+        owners: Counter[int] = Counter()
+        for row in state.rows.values():
+            held = row.table.blocks[group][row.table.first[group] :]
+            assert len(set(held)) == len(held), f"law: a table holds a block once ({row})"
+            owners.update(held)
+        assert all(pool.refs[block] == owners[block] for block in range(pool.size)), "law: refcount = owners"
+        blank, cached = set(pool.blank), set(pool.cached)
+        assert len(blank) == len(pool.blank), "law: a blank block is listed once"
+        assert not (blank & cached or blank & owners.keys() or cached & owners.keys()), "law: a block is in one place"
+        assert len(blank) + len(cached) + len(owners) == pool.size, "law: free + owned + cached = pool"
+        assert pool.available == len(blank) + len(cached), "law: available = free + evictable"
+        assert all(pool.names[block] is None for block in blank), "law: a blank block has no name"
+        assert all(pool.names[block] is not None for block in cached), "law: a cached block has a name"
+        released = list(pool.cached.values())
+        assert released == sorted(released), "law: cached blocks are in order of release"
+
+
+def check_names(cache: KVCache) -> None:
+    """A name leads to one block per pool, and is known exactly as long as some pool has it."""
+    holders: Counter[bytes] = Counter()
+    for pool in cache.pools:
+        named = {name: block for block, name in enumerate(pool.names) if name is not None}
+        assert named == pool.by_name, "law: names and blocks are one to one"
+        holders.update(named.keys())
+    assert {name: known.pools for name, known in cache.known.items()} == dict(holders), "law: known = held by a pool"
+    children = {(parent, name) for parent, names in cache.children.items() for name in names}
+    assert children == {(known.parent, name) for name, known in cache.known.items()}, "law: children mirror parents"
+
+
+def check_places(state: State) -> None:
+    """A live request is in exactly one place, and only running ones own blocks."""
+    waiting, running = list(state.queue), state.running
+    forking = [row for rows in state.forking.values() for row in rows]
+    places = {Place.WAITING: waiting, Place.RUNNING: running, Place.FORKING: forking}
+    assert all(row.place is place for place, rows in places.items() for row in rows), "law: a row knows its place"
+    everywhere = waiting + running + forking
+    assert len(everywhere) == len(state.rows), "law: a request is in exactly one place"
+    assert all(state.rows.get(row.request.id) is row for row in everywhere), "law: every placed row is live"
+    assert all(row.request.finish is None for row in everywhere), "law: a finished request is nowhere"
+    assert [row.rank for row in running] == sorted(row.rank for row in running), "law: running is sorted by rank"
+    assert all(parent in state.rows for parent in state.forking), "law: a choice waits only for a live parent"
+    assert state.queue.prompt_tokens == sum(row.request.prompt_len for row in waiting), "law: the queue knows its size"
+    for row in waiting + forking:
+        assert not any(row.table.blocks) and row.table.capacity == 0, f"law: only running rows own blocks ({row})"
+        assert row.request.computed == 0 and not row.held, f"law: a waiting row has nothing computed ({row})"
+
+
+def check_counters(state: State) -> None:
+    """0 <= computed <= len(tokens) <= max_len, and whatever will be read has a block with the right content."""
+    cache = state.cache
+    for row in state.running:
+        request, table = row.request, row.table
+        assert 0 <= request.computed <= len(request.tokens), f"law: 0 <= computed <= len(tokens) ({row})"
+        assert len(request.tokens) < request.max_len, f"law: a request at max_len has ended ({row})"
+        assert request.computed <= table.capacity, f"law: what is computed has a block ({row})"
+        assert table.sealed <= request.computed // cache.block_size, f"law: only full blocks are sealed ({row})"
+        for group, blocks in enumerate(table.blocks):
+            first = table.first[group]
+            assert first <= cache.first_needed(group, request.computed), f"law: what will be read is held ({row})"
+            assert all(block == -1 for block in blocks[:first]), f"law: what is trimmed is gone ({row})"
+            assert all(block >= 0 for block in blocks[first:]), f"law: what is held is a block ({row})"
+            assert table.held(group) <= cache.holding(group, request.max_len - 1), f"law: holding is a bound ({row})"
+            names = table.name_blocks(request.tokens, table.sealed)
+            for index in range(first, table.sealed):
+                name = cache.pools[group].names[blocks[index]]
+                assert name in (None, names[index]), f"law: a sealed block has its own name or none ({row})"
+        for index, name in enumerate(table.names[: table.sealed]):
+            part = request.tokens[index * cache.block_size : (index + 1) * cache.block_size]
+            known = cache.known.get(name)
+            assert known is None or known.payload == cache.hasher.pack(part), f"law: equal names, equal tokens ({row})"
+
+
+def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
+    """A plan just made: within capabilities, and nobody is skipped or stuck without a reason."""
+    limits, state = scheduler.limits, scheduler.state
+    planned = {work.id for work in plan.work}
+    assert len(planned) == len(plan.work) <= limits.max_rows, "law: a plan never exceeds max_rows"
+    assert sum(work.count for work in plan.work) <= limits.max_tokens_per_step, "law: a plan never exceeds its tokens"
+    assert all(work.count > 0 for work in plan.work), "law: no empty work"
+    assert planned <= {row.request.id for row in state.running}, "law: only running rows are planned"
+    for row in state.running:
+        is_decode = len(row.request.tokens) - row.request.computed == 1
+        skipped = row.request.id not in planned
+        assert not (is_decode and skipped) or scheduler.policy.pauses_decode, f"law: no decode is skipped ({row})"
+        assert skipped or row.held, f"law: the executor is told of a row before it works on it ({row})"
+    for work in plan.work:
+        assert work.start + work.count <= state.rows[work.id].table.capacity, "law: what is planned has blocks"
+    if plan.empty:
+        assert not state.running, "law: something moves while anything runs"
+        assert not len(state.queue) or scheduler.blocked, "law: an empty plan with a queue has a reason"
+    assert not state.forking or state.running or len(state.queue), "law: no choice waits for ever"

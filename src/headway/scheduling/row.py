@@ -1,0 +1,67 @@
+"""A request as the scheduler sees it: what was asked, the blocks it owns, and where it waits or runs."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from headway.cache.table import BlockTable
+from headway.core.request import Request
+
+# A request whose blocks were taken back this often is not readmitted on hope: only when its worst case fits, and
+# the difference stays reserved, so that it is never preempted for blocks again.
+STRICT_AFTER = 2
+
+
+class Place(Enum):
+    """The one collection a live request is in."""
+
+    WAITING = "waiting"  # in the admission queue
+    FORKING = "forking"  # a choice that waits for its parent's prompt
+    RUNNING = "running"  # holds blocks, planned step after step
+
+
+class Row:
+    """A live request.
+
+    Attributes:
+        request: the counters and parameters.
+        table: its blocks.
+        number: how many requests were added before it.
+        order: (priority, arrival, number); smaller goes first, everywhere.
+        place: which collection it is in.
+        held: the executor has this row (a RowInit was sent and no `gone`).
+        strict: admitted with its worst case reserved.
+        reported: prompt positions whose logprobs were already wanted from the executor.
+        cancelled: abort it when the plan in flight is committed.
+    """
+
+    __slots__ = ("cancelled", "held", "number", "order", "place", "reported", "request", "strict", "table")
+
+    def __init__(self, request: Request, table: BlockTable, number: int) -> None:
+        self.request = request
+        self.table = table
+        self.number = number
+        self.order = (request.priority, request.arrival, number)
+        self.place = Place.WAITING
+        self.held = False
+        self.strict = False
+        self.reported = 0
+        self.cancelled = False
+
+    @property
+    def rank(self) -> tuple[bool, tuple[int, int, int]]:
+        """Order among running rows: blocks are taken back from the last. Strict rows come first: never from them."""
+        return (not self.strict, self.order)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Prompt logprobs are still to be reported, so every prompt position must be computed. One choice does it."""
+        request = self.request
+        return (
+            request.params.prompt_logprobs is not None
+            and request.choice == 0
+            and self.reported < request.prompt_len - 1
+        )
+
+    def __repr__(self) -> str:
+        return f"Row({self.request!r}, {self.place.value})"

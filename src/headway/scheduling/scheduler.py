@@ -1,0 +1,252 @@
+"""The door to the scheduler. An engine turns like this, one step in flight:
+
+    scheduler.add(request) ...            what has arrived
+    plan = scheduler.plan(now)            -> executor.submit
+    outputs = scheduler.commit(result, now)   <- executor.collect
+
+It never sees an array, a clock or a text: time is an argument, tokens are compared with stop ids and hashed.
+Same calls with the same arguments give the same plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headway.cache.kv import KVCache
+from headway.core.errors import Reject, Rejected
+from headway.core.events import Cancelled, EventLog, Idle, Refused, StepPlanned
+from headway.core.request import Request
+from headway.core.step import Capabilities, Seconds, StepPlan, StepResult
+from headway.scheduling import run
+from headway.scheduling.budget import Budget, StepTimeModel
+from headway.scheduling.commit import Flight, apply
+from headway.scheduling.digest import digest_of
+from headway.scheduling.planning import Step
+from headway.scheduling.policies.chunked import CHUNKED
+from headway.scheduling.policies.policy import Policy
+from headway.scheduling.row import Place
+from headway.scheduling.state import Output, State
+
+
+class Scheduler:
+    """Decides what every step computes.
+
+    Args:
+        limits: what the executor can hold and do.
+        key: secret of the cache's block names.
+        policy: order of passes in a step.
+        budget: size a step aims for.
+        model: step-time model, for a budget in milliseconds and `StepPlan.predicted`; frozen during a run.
+        log: receives every event.
+        ttl: how long an unused cached block is kept, ps; None = until its place is needed.
+        max_waiting, max_waiting_tokens: most requests, and prompt tokens, that may wait; None = no bound.
+        verify: compare tokens on every prefix hit (debug).
+    """
+
+    def __init__(
+        self,
+        limits: Capabilities,
+        *,
+        key: bytes,
+        policy: Policy = CHUNKED,
+        budget: Budget | None = None,
+        model: StepTimeModel | None = None,
+        log: EventLog | None = None,
+        ttl: int | None = None,
+        max_waiting: int | None = None,
+        max_waiting_tokens: int | None = None,
+        verify: bool = False,
+    ) -> None:
+        self.limits = limits
+        self.policy = policy
+        self.cache = KVCache(limits, key, ttl, verify)
+        self.state = State(self.cache, log)
+        self.blocked = ""
+        self.flight: Flight | None = None
+        self._budget = budget or Budget()
+        self._model = model
+        self._log = log
+        self._max_waiting = max_waiting
+        self._max_waiting_tokens = max_waiting_tokens
+        self._steps = 0
+        self._last_commit: int | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Requests that hold no blocks."""
+        return len(self.state.rows) - len(self.state.running)
+
+    @property
+    def running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self.state.running)
+
+    @property
+    def idle(self) -> bool:
+        """No request is live, and the executor has nothing to drop."""
+        return not self.state.rows and not self.state.gone and self.flight is None
+
+    def add(self, request: Request) -> tuple[Request, ...]:
+        """Accept a request; with n > 1, all its choices (ids "x", "x#1", ...), which are returned.
+
+        Raises:
+            Rejected: it can never be served, or not now; nothing was added.
+        """
+        choices = [request, *(_choice(request, number) for number in range(1, request.params.n))]
+        try:
+            self._check(request, choices)
+        except Rejected as refusal:
+            if self._log:
+                self._log.append(Refused(now=request.arrival, id=request.id, reason=refusal.reason.code))
+            raise
+        for choice in choices:
+            self.state.add(choice)
+        return tuple(choices)
+
+    def cancel(self, id: str, now: int) -> None:
+        """Abort a request. Unknown and finished ids are ignored, so it can be said twice. While a step is in flight
+        its blocks stay until the commit: the executor may be writing them. The end is told by `take_outputs`."""
+        row = self.state.rows.get(id)
+        if row is None or row.cancelled:
+            return
+        if self._log:
+            self._log.append(Cancelled(now=now, id=id))
+        if self.flight is not None and row.place is Place.RUNNING:
+            row.cancelled = True
+        else:
+            self.state.abort(row, None, now)
+
+    def plan(self, now: int) -> StepPlan:
+        """The next step. Unless it is empty its result must be committed before the next one is planned.
+
+        An empty plan is not to be submitted; if requests wait nevertheless, `blocked` says why.
+        """
+        assert self.flight is None, "the step before is not committed"
+        state = self.state
+        state.abort_expired(now)
+        self.cache.expire(now)
+        step = Step(state, self.limits, self._budget, self._model, self._log is not None, now)
+        self.policy.fill(step)
+        plan = step.finish(self._steps)
+        self.blocked = step.blocked if state.queue else ""
+        if plan.empty:
+            if self._log and self.blocked:
+                self._log.append(Idle(now=now, blocked=self.blocked))
+            return plan
+        self._steps += 1
+        idle = now - self._last_commit if self._last_commit is not None else 0
+        self.flight = Flight(plan, step.rows, now, idle, step.shape.build() if step.shape else None)
+        if self._log:
+            self._log.append(StepPlanned(now=now, step=plan.step, digest=digest_of(plan), blocked=self.blocked))
+        return plan
+
+    def commit(self, result: StepResult, now: int) -> list[Output]:
+        """Apply the result of the plan in flight. -> everything to tell clients, as `take_outputs`."""
+        apply(self.state, self._landed(result.step), result, now)
+        self._last_commit = now
+        return self.take_outputs()
+
+    def take_outputs(self) -> list[Output]:
+        """What happened since the last call: tokens emitted, requests ended (also by deadline or cancel)."""
+        outputs, self.state.outputs = self.state.outputs, []
+        return outputs
+
+    @property
+    def next_deadline(self) -> int | None:
+        """The earliest deadline of a live request, ps; a plan at or after it aborts that request."""
+        return self.state.next_deadline()
+
+    def horizon(self) -> int:
+        """For how many steps, the one in flight included, plans keep their shape if nothing arrives, is cancelled,
+        passes its deadline, gets drafts, or ends before the last of them. 0 if no step is in flight."""
+        return run.horizon(self.state, self.flight, self.blocked) if self.flight else 0
+
+    def commit_run(
+        self, tokens: Mapping[str, Sequence[int]], times: Sequence[int], seconds: Seconds | None = None
+    ) -> list[Output]:
+        """Commit `len(times)` equal steps at once, at most `horizon` of them: the plan in flight and the ones that
+        would have followed it. Leaves exactly what single steps leave.
+
+        Args:
+            tokens: one token per step for every row of the plan.
+            times: when each step ended, which is when the next would have been planned, ps.
+            seconds: time of all of them, by part.
+
+        Raises:
+            ValueError: the run is longer than the horizon, or goes past the end, deadline or cancel of a row; nothing
+                was changed, so the steps can still be committed one by one.
+        """
+        assert self.flight is not None, "there is no plan in flight"
+        if not 1 <= len(times) <= self.horizon():
+            raise ValueError(f"{len(times)} steps; the plan keeps its shape for {self.horizon()}")
+        run.apply_run(self.state, self.flight, tokens, times, seconds or Seconds())
+        self._steps += len(times) - 1
+        self.flight = None
+        self._last_commit = times[-1]
+        return self.take_outputs()
+
+    def _landed(self, step: int) -> Flight:
+        flight, self.flight = self.flight, None
+        assert flight is not None and flight.plan.step == step, "commit belongs to the plan in flight"
+        return flight
+
+    def _check(self, request: Request, choices: Sequence[Request]) -> None:
+        """Refuse at once what can never be served."""
+        limits = self.limits
+        if not request.tokens:
+            raise Rejected(Reject.EMPTY_PROMPT, "prompt: it is empty; give at least one token")
+        if request.prompt_len >= min(request.max_len, limits.max_model_len):
+            raise Rejected(
+                Reject.CONTEXT_LENGTH,
+                f"prompt: {request.prompt_len} tokens leave no room to generate; "
+                f"the context holds {limits.max_model_len}",
+            )
+        if request.max_len > limits.max_model_len:
+            raise Rejected(
+                Reject.CONTEXT_LENGTH,
+                f"max_tokens: {request.prompt_len} prompt tokens and {request.max_len - request.prompt_len} to "
+                f"generate exceed the context of {limits.max_model_len}",
+            )
+        for group, size in enumerate(limits.blocks):
+            needed = self.cache.holding(group, request.max_len - 1)
+            if needed > size:
+                raise Rejected(
+                    Reject.CACHE_TOO_SMALL,
+                    f"max_tokens: {request.max_len} tokens need {needed} cache blocks of {limits.block_size}, and "
+                    f"there are {size}; ask for fewer tokens or start with a larger cache",
+                )
+        for choice in choices:
+            if choice.id in self.state.rows:
+                raise Rejected(Reject.DUPLICATE_ID, f"id: {choice.id!r} is the id of a request in progress")
+        self._check_queue(request, len(choices))
+
+    def _check_queue(self, request: Request, choices: int) -> None:
+        if self._max_waiting is not None and self.waiting + choices > self._max_waiting:
+            raise Rejected(
+                Reject.QUEUE_FULL, f"{self.waiting} requests wait already, of at most {self._max_waiting}; try later"
+            )
+        # A prompt longer than the bound is still accepted when nothing else waits.
+        waiting = self.state.queue.prompt_tokens
+        if self._max_waiting_tokens is not None and waiting and waiting + request.prompt_len > self._max_waiting_tokens:
+            raise Rejected(
+                Reject.QUEUE_FULL,
+                f"{waiting} prompt tokens wait already, of at most {self._max_waiting_tokens}; try later",
+            )
+
+
+def _choice(request: Request, number: int) -> Request:
+    """Choice `number` of a request with n > 1."""
+    return Request(
+        f"{request.id}#{number}",
+        request.tokens,
+        request.params,
+        stop_ids=request.stop_ids,
+        max_len=request.max_len,
+        arrival=request.arrival,
+        priority=request.priority,
+        deadline=request.deadline,
+        tenant=request.tenant,
+        adapter=request.adapter,
+        choice=number,
+        parent=request.id,
+    )

@@ -1,0 +1,74 @@
+"""The size of a step, added up row by row while it is planned, so that `what if` questions are cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.core.step import StepPlan, StepShape
+
+
+def keys_read(start: int, count: int, window: int | None) -> int:
+    """Cached positions that queries [start, start + count) look at, their own included."""
+    return start + count if window is None else min(start + count, window - 1 + count)
+
+
+def pairs_computed(start: int, count: int, window: int | None) -> int:
+    """Query-key pairs of causal attention: query at position p sees min(p + 1, window) keys."""
+    growing = count if window is None else min(max(window - start, 0), count)  # queries that still see everything
+    return growing * start + growing * (growing + 1) // 2 + (count - growing) * (window or 0)
+
+
+class ShapeBuilder:
+    """A `StepShape` under construction. O(1) per row and KV group."""
+
+    def __init__(self, windows: Sequence[int | None]) -> None:
+        self._windows = windows
+        self.tokens = 0
+        self.rows = 0
+        self.logit_rows = 0
+        self.copies = 0
+        self._keys = [0] * len(windows)
+        self._pairs = [0] * len(windows)
+        self._decode_keys = [0] * len(windows)  # of rows with one new token, where keys and pairs are the same figure
+
+    def add(self, start: int, count: int, logits: int) -> None:
+        """One row computing positions [start, start + count), with logits at `logits` of them."""
+        self.tokens += count
+        self.rows += 1
+        self.logit_rows += logits
+        for group, window in enumerate(self._windows):
+            keys = keys_read(start, count, window)
+            self._keys[group] += keys
+            if count == 1:
+                self._pairs[group] += keys
+                self._decode_keys[group] += keys
+            else:
+                self._pairs[group] += pairs_computed(start, count, window)
+
+    def build(self) -> StepShape:
+        decode = tuple(self._decode_keys)
+        keys, pairs = tuple(self._keys), tuple(self._pairs)
+        return StepShape(self.tokens, self.rows, self.logit_rows, keys, pairs, decode, decode, self.copies)
+
+    def with_row(self, start: int, count: int, logits: int) -> StepShape:
+        """The shape if one more row came; this builder is not changed."""
+        one = ShapeBuilder(self._windows)
+        one.add(start, count, logits)
+        for mine, theirs in zip(
+            (one._keys, one._pairs, one._decode_keys), (self._keys, self._pairs, self._decode_keys), strict=True
+        ):
+            mine[:] = [a + b for a, b in zip(mine, theirs, strict=True)]
+        one.tokens += self.tokens
+        one.rows += self.rows
+        one.logit_rows += self.logit_rows
+        one.copies += self.copies
+        return one.build()
+
+
+def shape_of(plan: StepPlan, windows: Sequence[int | None]) -> StepShape:
+    """The size of a finished plan."""
+    builder = ShapeBuilder(windows)
+    for work in plan.work:
+        builder.add(work.start, work.count, work.logits)
+    builder.copies = len(plan.copies)
+    return builder.build()
