@@ -1,0 +1,114 @@
+"""Tiny random Llama checkpoints, made by transformers, and the logits it gives for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+# What makes each checkpoint different from the small grouped-query one.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "multi-head": {"num_key_value_heads": 4},
+    "multi-query": {"num_key_value_heads": 1},
+    "tied": {"tie_word_embeddings": True},
+    "llama3 rope": {"rope_parameters": LLAMA3},
+    "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    "wide heads": {"head_dim": 24},
+    "biases": {"attention_bias": True},
+}
+
+
+def make(folder: Path, dtype: torch.dtype = torch.float32, shard: str = "1GB", **changes: Any) -> LlamaForCausalLM:
+    """Write a random checkpoint -> the model as transformers reads it back, in float32."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **{
+            "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "vocab_size": 160, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+            "initializer_range": 0.15, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+        }
+        | changes
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or "bias" in name:
+                parameter.copy_(torch.randn_like(parameter) * 0.2 + ("norm" in name))
+    model.to(dtype).save_pretrained(folder, max_shard_size=shard)
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def logits(model: LlamaForCausalLM, ids: list[int]) -> np.ndarray:
+    """[tokens, vocab]."""
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].numpy()
+
+
+def prompt(length: int, vocab: int = 160, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, vocab, length).tolist()
+
+
+def to_gguf(folder: Path, path: Path, kind: str = "F32") -> None:
+    """Write a saved checkpoint as GGUF, the way llama.cpp's converter does: query and key rows permuted per head,
+    llama3 scaling as one factor per pair. kind: type of the matrices."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    rope = config["rope_parameters"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{i}" for i in range(config["vocab_size"])])
+    writer.add_eos_token_id(2)
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", _factors(rope, head_dim))
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    for name, tensor in tensors.items():
+        if "q_proj" in name or "k_proj" in name:
+            n = heads if "q_proj" in name else kv_heads
+            tensor = tensor.reshape(n, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
+        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        stored = gguf.GGMLQuantizationType[kind if tensor.ndim == 2 else "F32"]
+        writer.add_tensor(target, gguf.quants.quantize(np.ascontiguousarray(tensor), stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _factors(rope: dict[str, float], head_dim: int) -> np.ndarray:
+    """What llama3 scaling divides each pair's frequency by, float32 [head_dim / 2]."""
+    factors = []
+    for pair in range(head_dim // 2):
+        wave = 2 * np.pi * rope["rope_theta"] ** (2 * pair / head_dim)
+        low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
+        high = rope["original_max_position_embeddings"] / rope["high_freq_factor"]
+        smooth = (low / wave - 1) / (low / high - 1) if high <= wave <= low else float(wave < high)
+        factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, np.float32)
