@@ -1,4 +1,4 @@
-"""The `headway` command: one file per verb, imported only when the verb is used, so that `headway --help` is instant."""
+"""The `headway` command: one file per verb, imported only when it is used, so that `headway --help` is instant."""
 
 from __future__ import annotations
 

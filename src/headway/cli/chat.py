@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headway.cli import options
+
+if TYPE_CHECKING:
+    from headway.core.request import SamplingParams
+    from headway.engine.llm import LLM, Message
 
 app = typer.Typer(add_completion=False)
 
@@ -31,12 +35,17 @@ def chat(
     from headway.core.request import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    chosen = dict(kv_cache_gib=kv_cache_gib, max_model_len=max_model_len, threads=threads, backend=backend)
+    chosen: dict[str, Any] = {
+        "kv_cache_gib": kv_cache_gib,
+        "max_model_len": max_model_len,
+        "threads": threads,
+        "backend": backend,
+    }
     with load_model(model, **chosen) as llm:
         _converse(llm, params, [{"role": "system", "content": system}] if system else [])
 
 
-def _converse(llm, params, start) -> None:  # type: ignore[no-untyped-def]
+def _converse(llm: LLM, params: SamplingParams, start: list[Message]) -> None:
     from rich.prompt import Prompt
 
     from headway.cli.terminal import cost_table, print_stream, stderr

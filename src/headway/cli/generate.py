@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,10 +18,13 @@ def generate(
     prompt: Annotated[str | None, typer.Option(help="One prompt; the completion goes to stdout.")] = None,
     input: Annotated[
         Path | None,
-        typer.Option(help='JSON lines: {"prompt": text | ids} or {"messages": [...]}, optional "id" and sampling fields.'),
+        typer.Option(
+            help='JSON lines: {"prompt": text | ids} or {"messages": [...]}, optional "id" and sampling fields.'
+        ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="JSON lines, appended as prompts finish; what it already holds is not done again.")
+        Path | None,
+        typer.Option(help="JSON lines, appended as prompts finish; what it already holds is not done again."),
     ] = None,
     max_tokens: options.MaxTokens = 128,
     temperature: options.Temperature = 0.0,
@@ -44,7 +47,12 @@ def generate(
         raise BadInput("--output", "--input and --output go together")
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     work = jobs.open_jobs(input, output, params) if input and output else None  # bad lines show before the model loads
-    chosen = dict(kv_cache_gib=kv_cache_gib, max_model_len=max_model_len, threads=threads, backend=backend)
+    chosen: dict[str, Any] = {
+        "kv_cache_gib": kv_cache_gib,
+        "max_model_len": max_model_len,
+        "threads": threads,
+        "backend": backend,
+    }
     with load_model(model, quiet=json, **chosen) as llm:
         if work:
             jobs.run(llm, work)

@@ -6,9 +6,14 @@ from typing import Annotated
 
 import typer
 
-Model = Annotated[str | None, typer.Argument(help="A folder, a .gguf file, or package:NAME==VERSION#FILE; default: the built-in model.")]
+Model = Annotated[
+    str | None,
+    typer.Argument(help="A folder, a .gguf file, or package:NAME==VERSION#FILE; default: the built-in model."),
+]
 KVCacheGiB = Annotated[float | None, typer.Option(help="GiB for the KV cache; default: from free memory.")]
-MaxModelLen = Annotated[int | None, typer.Option(help="Longest prompt + output in tokens; default: the model's context.")]
+MaxModelLen = Annotated[
+    int | None, typer.Option(help="Longest prompt + output in tokens; default: the model's context.")
+]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; default: the cores this process may use.")]
 Backend = Annotated[str, typer.Option(help="auto, native, or reference.")]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]

@@ -32,7 +32,8 @@ def load_model(model: str | None, *, quiet: bool = False, **options: Any) -> Ite
         if not quiet:
             engine = llm.engine
             memory = ", ".join(f"{label} {amount}" for label, amount in engine.memory.lines())
-            step(f"[dim]{engine.info.name} on the {engine.backend.name} backend, {engine.threads} threads\n{memory}[/dim]")
+            where = f"{engine.info.name} on the {engine.backend.name} backend, {engine.threads} threads"
+            step(f"[dim]{where}\n{memory}[/dim]")
         yield llm
     finally:
         llm.close()
@@ -64,7 +65,9 @@ def cost_table(llm: LLM, completion: Completion) -> None:
     """TTFT, TPOT, tokens/s and cache use of one request."""
     choice = completion.choices[0]
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("TTFT", _ms(choice.ttft), f"{completion.prompt_tokens} prompt tokens, {completion.cached_tokens} from the cache")
+    table.add_row(
+        "TTFT", _ms(choice.ttft), f"{completion.prompt_tokens} prompt tokens, {completion.cached_tokens} from the cache"
+    )
     rate = f"{1 / choice.tpot:.1f} tokens/s" if choice.tpot else ""
     table.add_row("TPOT", _ms(choice.tpot), f"{rate}, {len(choice.tokens)} tokens, ended by {choice.finish.reason}")  # type: ignore[union-attr]
     memory = llm.engine.memory

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from headway.core.clock import WallClock
+from headway.core.clock import WallClock, to_ps
 from headway.core.errors import BadInput
 from headway.core.events import EventLog
 from headway.core.step import Capabilities
@@ -20,9 +20,12 @@ from headway.model.load import Model, ModelInfo, load
 from headway.model.source import DEFAULT_MODEL, Progress
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
+from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
 from headway.text.template import ChatTemplate
 from headway.text.tokenizer import Tokenizer
+
+PREFIX_TTL_SECONDS = 30 * 60.0  # an unused cached prefix is forgotten after this
 
 
 class Engine:
@@ -39,7 +42,14 @@ class Engine:
     """
 
     def __init__(
-        self, options: EngineOptions, model: Model, backend: Backend, threads: int, memory: MemoryPlan, loop: EngineLoop
+        self,
+        options: EngineOptions,
+        model: Model,
+        tokenizer: Tokenizer,
+        backend: Backend,
+        threads: int,
+        memory: MemoryPlan,
+        loop: EngineLoop,
     ) -> None:
         self.options = options
         self.info: ModelInfo = model.info
@@ -47,7 +57,7 @@ class Engine:
         self.threads = threads
         self.memory = memory
         self.loop = loop
-        self.tokenizer = loop.tokenizer
+        self.tokenizer = tokenizer
         self.template = chat_template(model.info)
 
     @property
@@ -94,21 +104,31 @@ def build_engine(options: EngineOptions, progress: Progress | None = None) -> En
     backend = make_backend(options.backend, threads)
     if options.deterministic and not backend.deterministic:
         raise BadInput("--deterministic", f"the {backend.name} backend's results depend on batch shape; use native")
+    free = free_memory()
     model = load(options.model or DEFAULT_MODEL, backend, progress)
-    limits, memory = _limits(options, model)
-    log = EventLog(options.event_log) if options.event_log else EventLog()
-    scheduler = Scheduler(limits, options.policy, key=secrets.token_bytes(32), log=log)
+    limits, memory = _limits(options, model, backend.weight_bytes, free)
+    tokenizer = Tokenizer(model.info.tokenizer)
+    log = EventLog()
+    scheduler = Scheduler(
+        limits,
+        key=secrets.token_bytes(32),
+        policy=policy_named(options.policy),
+        log=log,
+        ttl=to_ps(PREFIX_TTL_SECONDS),
+        max_waiting=options.max_queued,
+        max_waiting_tokens=options.max_queued_tokens,
+    )
     loop = EngineLoop(
         scheduler=scheduler,
         executor=ModelExecutor(backend, model.forward, model.groups, limits),
         clock=WallClock(time.perf_counter_ns),
-        tokenizer=Tokenizer(model.info.tokenizer),
+        tokenizer=tokenizer,
         eos_ids=model.info.eos_ids,
     )
-    return Engine(options, model, backend, threads, memory, loop)
+    return Engine(options, model, tokenizer, backend, threads, memory, loop)
 
 
-def _limits(options: EngineOptions, model: Model) -> tuple[Capabilities, MemoryPlan]:
+def _limits(options: EngineOptions, model: Model, weights: int, free: int) -> tuple[Capabilities, MemoryPlan]:
     config = model.info.config
     context = model.info.context_length
     max_len = options.max_model_len or context
@@ -120,9 +140,11 @@ def _limits(options: EngineOptions, model: Model) -> tuple[Capabilities, MemoryP
         block_size=options.block_size,
         max_rows=options.max_rows,
         max_len=max_len,
-        weights=model.info.weight_bytes,
-        activations=activation_bytes(config.hidden_size, config.intermediate_size, config.vocab_size, step, options.max_rows),
-        free=free_memory(),
+        weights=weights,
+        activations=activation_bytes(
+            config.hidden_size, config.intermediate_size, config.vocab_size, step, options.max_rows
+        ),
+        free=free,
         kv_cache_gib=options.kv_cache_gib,
     )
     limits = Capabilities(

@@ -50,7 +50,18 @@ def _words(path: Path) -> list[str]:
 
 def isa() -> list[str]:
     """Instruction sets that matter to the kernels, as this CPU reports them."""
-    wanted = ("avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm")
+    wanted = (
+        "avx2",
+        "fma",
+        "avx_vnni",
+        "avx512f",
+        "avx512_vnni",
+        "avx512_bf16",
+        "amx_int8",
+        "amx_bf16",
+        "asimd",
+        "i8mm",
+    )
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

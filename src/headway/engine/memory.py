@@ -2,8 +2,8 @@
 
     free memory = weights + activations of the largest step + KV blocks + reserve + left free
 
-One knob, `--kv-cache-gib`; without it the cache takes what the largest batch can use, but never more than half of
-what the other terms leave.
+One knob, `--kv-cache-gib`; without it the cache takes what the largest batch can use, but never more than a quarter
+of what the other terms leave: the machine may not be ours alone.
 """
 
 from __future__ import annotations
@@ -70,15 +70,19 @@ def plan_memory(
     left = free - weights - activations - RESERVE
     full_row = -(-max_len // block_size) + 1
     if kv_cache_gib is None:
-        blocks = min(max_rows * full_row, int(left // 2 // per_block))
+        blocks = min(max_rows * full_row, int(left // 4 // per_block))
     else:
         blocks = int(kv_cache_gib * GIB // per_block)
         if blocks * per_block > left:
             most = max(0.0, left / GIB)
-            raise BadInput("--kv-cache-gib", f"{kv_cache_gib:g} does not fit; at most {most:.2f} GiB are left for the cache")
+            raise BadInput(
+                "--kv-cache-gib", f"{kv_cache_gib:g} does not fit; at most {most:.2f} GiB are left for the cache"
+            )
     if blocks < 2:
         need = 2 * per_block / GIB
-        raise BadInput("--kv-cache-gib", f"the cache needs at least {need:.3g} GiB (two blocks), {max(0, left) / GIB:.2f} are left")
+        raise BadInput(
+            "--kv-cache-gib", f"the cache needs at least {need:.3g} GiB (two blocks), {max(0, left) / GIB:.2f} are left"
+        )
     return MemoryPlan(
         free=free,
         weights=weights,

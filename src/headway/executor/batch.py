@@ -77,7 +77,9 @@ class Rows:
         np.cumsum(counts, out=query_start[1:])
         total = int(query_start[-1])
         row_of_token = np.repeat(np.arange(len(work)), counts)  # [tokens]
-        positions = (np.arange(total, dtype=np.int32) - query_start[row_of_token] + starts[row_of_token]).astype(np.int32)
+        positions = (np.arange(total, dtype=np.int32) - query_start[row_of_token] + starts[row_of_token]).astype(
+            np.int32
+        )
 
         rows = [self.by_id[item.id] for item in work]
         ids = np.empty(total, np.int32)

@@ -42,10 +42,13 @@ class ReferenceBackend:
     def __init__(self, poison: bool = False) -> None:
         self._fill = np.nan if poison else 0.0
         self.caches: dict[int, LayerCache] = {}
+        self.weight_bytes = 0
 
     def prepare(self, weight: Weight) -> np.ndarray:
         """Dequantise to float32 of the same shape. BLAS would copy a misaligned view at every use: copy it once."""
-        return np.require(weight.dequantise(), np.float32, ["C", "A"])
+        prepared = np.require(weight.dequantise(), np.float32, ["C", "A"])
+        self.weight_bytes += prepared.nbytes
+        return prepared
 
     def allocate(self, layout: CacheLayout) -> None:
         self.caches = {}
