@@ -1,0 +1,45 @@
+"""What a user may see of a row: its tokens as text, up to a stop string or a stop id."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from headway.text.detokenizer import Detokenizer
+from headway.text.stop import StopMatcher
+from headway.text.tokenizer import Tokenizer
+
+
+class OutputText:
+    """The visible text of one generation. Push each generated id once, in order; then flush.
+
+    The pieces put together are the text of the ids, cut before the first stop string. A stop id has no text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        stop_ids: Collection[int] = (),
+        min_tokens: int = 0,
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, prompt)
+        self._stops = StopMatcher(stop, min_tokens)
+        self._stop_ids = stop_ids
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that was met: push no more tokens."""
+        return self._stops.matched
+
+    def push(self, token: int) -> str:
+        """The text that became certain with this token."""
+        return self._stops.push("" if token in self._stop_ids else self._detokenizer.push(token))
+
+    def flush(self) -> str:
+        """Call once, when the generation has ended: whatever was held back."""
+        if self.matched is not None:
+            return ""
+        ending = self._stops.push(self._detokenizer.flush())
+        return ending + self._stops.flush()

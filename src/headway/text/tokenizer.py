@@ -1,0 +1,139 @@
+"""Text to token ids and back, for one checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import tokenizers
+
+from headway.core.errors import BadInput, ModelFileError
+from headway.text import gguf_bpe
+from headway.text.source import TokenizerSource
+from headway.text.token_bytes import token_decoder
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer. Encoding may be called from several threads.
+
+    Attributes:
+        source: what the checkpoint says about it.
+        vocab_size: rows of the model's embedding; every id is below.
+        bos_id: id put before a text; None if there is none.
+        eos_ids: ids that end a generation.
+        special_ids: control tokens by their text, such as "<|im_end|>".
+    """
+
+    def __init__(self, source: TokenizerSource) -> None:
+        """Read tokenizer.json, or build from a GGUF header.
+
+        Raises:
+            ModelFileError: the file is missing, damaged, or of an unsupported kind.
+        """
+        self.source = source
+        self.vocab_size = source.vocab_size
+        self.bos_id = source.bos_id
+        self.eos_ids = source.eos_ids
+        gguf = source.kind == "gguf"
+        self._tokenizer, decoder = (gguf_bpe.build(source), gguf_bpe.DECODER) if gguf else _read(source)
+        self._add_bos = gguf and gguf_bpe.adds_bos(source)
+        self._decoder = token_decoder(decoder, str(source.path))
+        self.strip = self._decoder.strip
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_ids = {token.content: number for number, token in added.items() if token.special}
+        self._specials = frozenset(self.special_ids.values())
+        # Added tokens are matched in text as they are, so they also stand for their text as it is.
+        self._bytes = {number: token.content.encode() for number, token in added.items()}
+        if gguf:
+            self._bytes |= dict.fromkeys(gguf_bpe.unused_ids(source), b"")
+
+    def encode(self, text: str, *, add_special: bool = True, allow_special: bool = True) -> list[int]:
+        """Token ids of `text`.
+
+        Args:
+            add_special: put bos (and whatever else the checkpoint asks for) around a plain text; off for the output
+                of a chat template, which writes its own.
+            allow_special: read "<|im_end|>" and the like as control tokens; off for text that must stay plain text.
+
+        Raises:
+            BadInput: the text names a control token of the tokenizer that the model has no embedding for.
+        """
+        tokenizer = self._tokenizer if allow_special else self._literal
+        ids = tokenizer.encode(text, add_special_tokens=add_special).ids
+        if add_special and self._add_bos and self.bos_id is not None:
+            ids.insert(0, self.bos_id)
+        if ids and max(ids) >= self.vocab_size:
+            raise BadInput("prompt", f"the model has no embedding for {self._tokenizer.id_to_token(max(ids))!r}")
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, at_start: bool = True) -> str:
+        """The text that `ids` stand for; bytes that are not UTF-8 become U+FFFD.
+
+        Args:
+            skip_special: leave control tokens out.
+            at_start: the ids start a text, so the space that SentencePiece-like tokenizers put there is dropped.
+        """
+        text = b"".join(self.token_bytes(token, skip_special=skip_special) for token in ids).decode(errors="replace")
+        if at_start and self.strip:
+            return text[min(self.strip, len(text) - len(text.lstrip(" "))) :]
+        return text
+
+    def token_bytes(self, token: int, *, skip_special: bool = True) -> bytes:
+        """The bytes one id stands for: perhaps part of a character. Ids that pad the vocabulary stand for none."""
+        if skip_special and token in self._specials:
+            return b""
+        known = self._bytes.get(token)
+        if known is None:
+            text = self._tokenizer.id_to_token(token) if 0 <= token < self.vocab_size else None
+            known = b"" if text is None else self._decoder.to_bytes(text)
+            self._bytes[token] = known
+        return known
+
+    def template_tokens(self) -> dict[str, str]:
+        """What a chat template may write by name: bos_token, eos_token, pad_token, unk_token, where there are any."""
+        names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+        if self.source.kind == "gguf":
+            ids = {name: self.source.metadata.get(f"tokenizer.ggml.{kind}_token_id") for name, kind in names.items()}
+            tokens = {name: self._tokenizer.id_to_token(number) for name, number in ids.items() if number is not None}
+        else:  # in tokenizer_config.json a token is its text, or an object with it
+            entries = {name: self.source.metadata.get(name) for name in names}
+            tokens = {name: entry["content"] if isinstance(entry, dict) else entry for name, entry in entries.items()}
+        return {name: token for name, token in tokens.items() if isinstance(token, str)}
+
+    def leading_text(self, ids: Sequence[int]) -> bool:
+        """Whether any of `ids` has text, so that what follows does not start a text."""
+        return any(self.token_bytes(token) for token in ids)
+
+    @cached_property
+    def _literal(self) -> tokenizers.Tokenizer:
+        """A second tokenizer, since whether control tokens are recognised is a state of the library's object."""
+        literal = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        literal.encode_special_tokens = True
+        return literal
+
+
+class _Described(msgspec.Struct):
+    """The part of a tokenizer.json that is looked at here."""
+
+    decoder: dict[str, Any] | None = None
+
+
+def _read(source: TokenizerSource) -> tuple[tokenizers.Tokenizer, dict[str, Any] | None]:
+    """The tokenizer of a folder, and its decoder as described in the file."""
+    path = source.tokenizer_json
+    try:
+        data = path.read_bytes()
+        decoder = msgspec.json.decode(data, type=_Described).decoder
+        tokenizer = tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:  # the library raises plain Exception for every fault of the file
+        raise ModelFileError(f"{path}: not a readable tokenizer ({_first_line(error)})") from None
+    tokenizer.no_truncation()  # settings of somebody's training run, saved along
+    tokenizer.no_padding()
+    return tokenizer, decoder
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return lines[0][:200] if lines else type(error).__name__
