@@ -1,0 +1,123 @@
+"""Every lever on the price of a token: the one term of the step-time model it changes, and by how much *here* (B11)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headway.roofline.capacity import memory_batch
+from headway.roofline.shape import KVGroup, ModelShape
+from headway.roofline.speculation import Draft, best_length
+from headway.roofline.textbook import Replica, decode, deploy
+
+
+class Lever(msgspec.Struct, frozen=True):
+    """One change to a deployment.
+
+    Attributes:
+        name: what to do. term: the term of the step it attacks.
+        term_before, term_after: seconds of that term in one step (for capacity and prefill levers: of the same share).
+        seconds_before, seconds_after: the step.
+        throughput: tokens/s after over before, at the same batch.
+        batch_before, batch_after: sequences that fit in memory.
+        note: what it costs, or when it does not apply.
+    """
+
+    name: str
+    term: str
+    term_before: float
+    term_after: float
+    seconds_before: float
+    seconds_after: float
+    throughput: float
+    batch_before: int
+    batch_after: int
+    note: str = ""
+
+
+def mean_context(input_tokens: float, output_tokens: float) -> float:
+    """A sequence that starts with T_in and writes T_out holds T_in + T_out/2 on average while it decodes."""
+    return input_tokens + output_tokens / 2.0
+
+
+def levers(
+    d: Replica, batch: int, input_tokens: float, output_tokens: float, draft: Draft, hit_share: float = 0.5
+) -> list[Lever]:
+    """The table for this deployment at this batch, largest gain first."""
+    context = mean_context(input_tokens, output_tokens)
+
+    def lever(name: str, term: str, after: Replica, new_context: float = context, note: str = "") -> Lever:
+        old, new = decode(d, batch, context), decode(after, batch, new_context)
+        return Lever(
+            name, term, old.terms.get(term, 0.0), new.terms.get(term, 0.0), old.seconds, new.seconds,
+            old.seconds / new.seconds, memory_batch(d, context), memory_batch(after, new_context), note,
+        )  # fmt: skip
+
+    table = [
+        lever(f"weights in {name}", "weights", _reprecision(d, name), note=note)
+        for name, note in (("fp8", "small loss"), ("int4", "loss in the tails; measure it"))
+        if _width(name) < d.weight_width
+    ]
+    if any(group.kind != "state" and group.dtype_bytes > 1 for group in d.shape.groups):
+        smaller = msgspec.structs.replace(d, shape=d.shape.with_kv_bytes(1.0))
+        table.append(lever("cache in 8 bits", "kv", smaller, note="little loss"))
+    full = _windowed(d.shape, 4096)
+    if full is not None and context > 4096:
+        note = "another model: only where it was trained with a window"
+        table.append(lever("sliding window of 4096", "kv", msgspec.structs.replace(d, shape=full), note=note))
+    if output_tokens > 1:
+        half = mean_context(input_tokens, output_tokens / 2)
+        table.append(lever("half the output (or thinking) tokens", "kv", d, half, "and half the steps per answer"))
+    table.append(
+        lever("twice the GPUs", "weights", msgspec.structs.replace(d, gpus=2 * d.gpus), note="twice the price")
+    )
+    table.append(_speculation(d, batch, context, draft))
+    table.append(_prefix(d, batch, context, hit_share))
+    return sorted(table, key=lambda row: -row.throughput)
+
+
+def _width(precision: str) -> float:
+    return {"fp8": 1.0, "int4": 0.5}[precision]
+
+
+def _reprecision(d: Replica, precision: str) -> Replica:
+    after = deploy(d.shape, d.hardware, d.gpus, precision=precision)
+    return msgspec.structs.replace(after, all_reduce=d.all_reduce, overhead=d.overhead, skew=d.skew)
+
+
+def _windowed(shape: ModelShape, window: int) -> ModelShape | None:
+    """The model with its full-attention layers windowed, None if it has none."""
+    if not any(group.kind == "full" for group in shape.groups):
+        return None
+
+    def narrowed(group: KVGroup) -> KVGroup:
+        if group.kind != "full":
+            return group
+        return msgspec.structs.replace(group, kind="window", window=window)
+
+    return msgspec.structs.replace(shape, groups=tuple(map(narrowed, shape.groups)))
+
+
+def _speculation(d: Replica, batch: int, context: float, draft: Draft) -> Lever:
+    """Verification over k+1 positions costs arithmetic, not bytes: what it gains shrinks as the batch grows."""
+    plain = decode(d, batch, context)
+
+    def verify(k: int) -> float:
+        read = plain.terms["weights"] + plain.terms["kv"]
+        work = (plain.terms["arithmetic"] + plain.terms["attention"]) * (k + 1)
+        return (max(read, work) + plain.terms["all_reduce"] + plain.terms["overhead"]) / plain.seconds
+
+    k, gain = best_length(draft, 8, [verify(k) for k in range(9)])
+    fits = memory_batch(d, context)
+    note = f"best draft length {k}" if k else "a loss at this batch"
+    return Lever(
+        "speculative decoding", "steps per token", plain.seconds, plain.seconds / gain, plain.seconds,
+        plain.seconds / gain, gain, fits, fits, note,
+    )  # fmt: skip
+
+
+def _prefix(d: Replica, batch: int, context: float, hit_share: float) -> Lever:
+    """A prefix hit removes prefill, and leaves the decode step as it is."""
+    step = decode(d, batch, context).seconds
+    fits = memory_batch(d, context)
+    note = f"{hit_share:.0%} of input tokens skip prefill; the decode step is unchanged"
+    return Lever("prefix cache", "prefill", 1.0, 1.0 - hit_share, step, step, 1.0, fits, fits, note)

@@ -1,0 +1,13 @@
+"""How close a measurement comes to the machine (C2), and the physics a published claim must not break."""
+
+from __future__ import annotations
+
+
+def mbu(bytes_read: float, seconds: float, bandwidth: float) -> float:
+    """Model bandwidth utilisation: bytes a step must read / its time / beta."""
+    return bytes_read / seconds / bandwidth
+
+
+def mfu(flops: float, seconds: float, peak: float) -> float:
+    """Model FLOPs utilisation: arithmetic a step must do / its time / pi."""
+    return flops / seconds / peak
