@@ -25,6 +25,7 @@ class BlockTable:
     """Blocks of one request in every KV group, and the names of its full blocks.
 
     Attributes:
+        root: what its first block follows; differs by tenant and adapter.
         blocks: per group, block ids by index (position // block_size); -1 = trimmed.
         first: per group, index of the first block held.
         sealed: full blocks from the start whose names have been offered to the pools.
@@ -33,11 +34,11 @@ class BlockTable:
             tokens are append-only.
     """
 
-    __slots__ = ("_cache", "_root", "blocks", "capacity", "first", "names", "sealed")
+    __slots__ = ("_cache", "blocks", "capacity", "first", "names", "root", "sealed")
 
     def __init__(self, cache: KVCache, tenant: str = "", adapter: str = "") -> None:
         self._cache = cache
-        self._root = cache.hasher.root(tenant, adapter)
+        self.root = cache.hasher.root(tenant, adapter)
         self.names: list[bytes] = []
         self._clear()
 
@@ -83,7 +84,7 @@ class BlockTable:
         """Names of the first `count` full blocks of `tokens`."""
         hasher, size = self._cache.hasher, self._cache.block_size
         for index in range(len(self.names), count):
-            parent = self.names[-1] if self.names else self._root
+            parent = self.names[-1] if self.names else self.root
             self.names.append(hasher.name(parent, hasher.pack(tokens[index * size : (index + 1) * size])))
         return self.names[:count]
 
@@ -132,7 +133,7 @@ class BlockTable:
             return
         names = self.name_blocks(tokens, full)
         for index in range(self.sealed, full):
-            parent = names[index - 1] if index else self._root
+            parent = names[index - 1] if index else self.root
             payload = cache.hasher.pack(tokens[index * cache.block_size : (index + 1) * cache.block_size])
             cache.remember(names[index], parent, payload)
             for blocks, pool in zip(self.blocks, cache.pools, strict=True):

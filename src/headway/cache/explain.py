@@ -1,0 +1,86 @@
+"""Why a prompt was not served from the cache: where it left the nearest cached prompt, and what that cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+import msgspec
+
+from headway.cache.kv import KVCache
+from headway.cache.table import BlockTable
+
+
+class Verdict(Enum):
+    """What kept the hit from being longer."""
+
+    FULL = "every full block before the last token is reused"
+    DIVERGED = "the nearest cached prompt has another token here"
+    NOTHING_BEYOND = "the cache holds nothing beyond this point: never computed, or given up since"
+    WINDOW = "the tokens match, but a sliding-window layer no longer holds the blocks before this point"
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """The fate of a prompt in the prefix cache, at token granularity.
+
+    Attributes:
+        verdict: what ended the match.
+        prompt: tokens of the prompt.
+        reused: tokens that a lookup reuses now.
+        matched: tokens from the start that agree with the nearest cached prompt; the index of the first that differs.
+        cost: tokens that the nearest cached prompt would have saved, and that must be computed because of the verdict.
+        cached: tokens of the nearest cached prompt from `matched` to the end of that block; () unless it diverged.
+    """
+
+    verdict: Verdict
+    prompt: int
+    reused: int
+    matched: int
+    cost: int = 0
+    cached: tuple[int, ...] = ()
+
+
+def explain(cache: KVCache, tokens: Sequence[int], tenant: str = "", adapter: str = "") -> Explanation:
+    """Compare a prompt with everything cached for its tenant and adapter. Changes nothing."""
+    table = BlockTable(cache, tenant, adapter)
+    size = cache.block_size
+    names = table.name_blocks(tokens, (len(tokens) - 1) // size)
+    reused = cache.lookup(names, tokens).length
+    known = next((index for index, name in enumerate(names) if name not in cache.known), len(names))
+    if reused < known:
+        return Explanation(Verdict.WINDOW, len(tokens), reused * size, known * size, (known - reused) * size)
+    if known == len(names):
+        return Explanation(Verdict.FULL, len(tokens), reused * size, known * size)
+    parent = names[known - 1] if known else table.root
+    nearest, common = _nearest(cache, parent, tokens[known * size : (known + 1) * size])
+    if nearest is None:
+        return Explanation(Verdict.NOTHING_BEYOND, len(tokens), reused * size, known * size)
+    saved = min(len(names), known + _depth(cache, nearest))
+    return Explanation(
+        verdict=Verdict.DIVERGED,
+        prompt=len(tokens),
+        reused=reused * size,
+        matched=known * size + common,
+        cost=(saved - reused) * size,
+        cached=cache.hasher.unpack(cache.known[nearest].payload)[common:],
+    )
+
+
+def _nearest(cache: KVCache, parent: bytes, block: Sequence[int]) -> tuple[bytes | None, int]:
+    """The cached block after `parent` that agrees longest with `block`, and for how many tokens."""
+    nearest, longest = None, -1
+    for name in cache.children.get(parent, ()):
+        cached = cache.hasher.unpack(cache.known[name].payload)
+        common = next((i for i, (a, b) in enumerate(zip(cached, block, strict=True)) if a != b), len(block))
+        if common > longest:
+            nearest, longest = name, common
+    return nearest, longest
+
+
+def _depth(cache: KVCache, name: bytes) -> int:
+    """Blocks on the longest cached chain that starts with `name`."""
+    depth, level = 0, [name]
+    while level:
+        depth += 1
+        level = [child for parent in level for child in cache.children.get(parent, ())]
+    return depth
