@@ -1,0 +1,97 @@
+"""A two-layer random Llama held in memory, and engine loops over it in any shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from headway.core.clock import VirtualClock
+from headway.core.events import EventLog
+from headway.core.request import SamplingParams
+from headway.core.step import Capabilities
+from headway.engine.loop import EngineLoop
+from headway.engine.messages import Delta, Refused, Submit
+from headway.executor.model import ModelExecutor
+from headway.model import llama
+from headway.ops.protocol import Backend
+from headway.ops.reference import ReferenceBackend
+from headway.ops.weight import Weight
+from headway.scheduling.scheduler import Scheduler
+
+VOCAB = 64
+CONFIG = llama.LlamaConfig(
+    layers=2, heads=4, kv_heads=2, head_dim=8, hidden_size=32, intermediate_size=64, vocab_size=VOCAB,
+    context_length=256, norm_eps=1e-5, rope_theta=10000.0,
+)  # fmt: skip
+NO_EOS = VOCAB - 1  # id that prompts avoid, so that it can serve as a stop id
+
+
+def weights(seed: int = 0) -> dict[str, Weight]:
+    """Random float32 weights by role, spread enough that the two likeliest tokens seldom tie."""
+    rng = np.random.default_rng(seed)
+    made = {}
+    for role in llama.tensor_names(CONFIG, gguf=False):
+        shape = llama.tensor_shape(CONFIG, role)
+        values = rng.normal(0, 1 if role == "embed" else shape[-1] ** -0.5 * 2, shape) if len(shape) > 1 else np.ones(shape)
+        made[role] = Weight(role, shape, "f32", np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1))
+    return made
+
+
+class TinyModel:
+    """The model on a backend; make as many loops from it as you like, one at a time."""
+
+    def __init__(self, backend: Backend | None = None) -> None:
+        self.backend = backend or ReferenceBackend(poison=True)
+        prepared = {role: self.backend.prepare(weight) for role, weight in weights().items()}
+        self._forward = llama.build(CONFIG, prepared, llama.rope(CONFIG))
+        self._groups = llama.kv_groups(CONFIG, self.backend.kv_dtype_bytes)
+
+    def loop(self, *, blocks: int = 400, max_rows: int = 16, log: EventLog | None = None, **scheduler: Any) -> EngineLoop:
+        limits = Capabilities(
+            block_size=4, blocks=(blocks,), windows=(None,), max_rows=max_rows, max_tokens_per_step=256, max_model_len=256
+        )
+        return EngineLoop(
+            Scheduler(limits, key=b"test" * 8, log=log, verify=True, **scheduler),
+            ModelExecutor(self.backend, self._forward, self._groups, limits),
+            VirtualClock(),
+        )
+
+
+def prompts(count: int, seed: int = 1) -> list[tuple[int, ...]]:
+    """Random prompts of 1 to 60 tokens, many of them sharing a beginning."""
+    rng = np.random.default_rng(seed)
+    stems = [tuple(rng.integers(0, NO_EOS, 24).tolist()) for _ in range(5)]
+    made = []
+    for number in range(count):
+        stem = stems[number % 5][: int(rng.integers(0, 25))]
+        made.append(stem + tuple(rng.integers(0, NO_EOS, int(rng.integers(1, 36))).tolist()))
+    return made
+
+
+def submit_all(loop: EngineLoop, prompts: Iterable[tuple[int, ...]], params: SamplingParams) -> None:
+    for number, tokens in enumerate(prompts):
+        refused = loop.submit(Submit(id=str(number), tokens=tokens, params=params))
+        assert not isinstance(refused, Refused), refused
+
+
+def drain(loop: EngineLoop) -> list[Delta]:
+    """Turn until nothing is left to do."""
+    deltas = []
+    while not loop.idle:
+        deltas += loop.turn()
+    return deltas
+
+
+def complete(loop: EngineLoop, prompts: Iterable[tuple[int, ...]], params: SamplingParams) -> dict[str, list[Delta]]:
+    """All prompts at once -> deltas by id."""
+    submit_all(loop, prompts, params)
+    by_id: dict[str, list[Delta]] = {}
+    for delta in drain(loop):
+        by_id.setdefault(delta.id, []).append(delta)
+    return by_id
+
+
+def tokens_of(deltas: list[Delta]) -> list[int]:
+    return [token for delta in deltas for token in delta.tokens]
