@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.core.errors import ModelFileError
 
-MAX_JSON_BYTES = 64 << 20
+MAX_JSON_BYTES = 16 << 20  # an index of 100 000 tensors has 10 MB
 
 
 def map_file(path: Path) -> mmap.mmap:

@@ -17,7 +17,7 @@ from headway.model.gguf import shown
 from headway.model.reading import map_file, parse_json_object, read_json
 from headway.ops.weight import Weight, stored_bytes
 
-MAX_HEADER = 100_000_000  # bytes, the format's own limit
+MAX_HEADER = 16 << 20  # bytes; room for 100 000 tensors. Parsed JSON takes many times its text
 MAX_DIMENSIONS = 8
 FORMAT_OF_DTYPE = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
