@@ -109,7 +109,7 @@ class Endpoint:
 class Client:
     """Sends requests to one endpoint. Use as an async context manager."""
 
-    def __init__(self, endpoint: Endpoint, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
+    def __init__(self, endpoint: Endpoint, limits: Limits = Limits()) -> None:
         self.endpoint = endpoint
         self.limits = limits
         self.model = endpoint.model
@@ -225,7 +225,9 @@ class Client:
                 silent = (now - max(self._last_byte, exchange.last_byte, started)) / NS_PER_S
                 if silent > self.limits.stall:
                     exchange.fail(
-                        Failure(FailureKind.HUNG, f"the endpoint sent nothing for {self.limits.stall:g} s (--stall-timeout)")
+                        Failure(
+                            FailureKind.HUNG, f"the endpoint sent nothing for {self.limits.stall:g} s (--stall-timeout)"
+                        )
                     )
                 elif (now - started) / NS_PER_S > self.limits.total:
                     kind = FailureKind.SLOW if exchange.last_byte else FailureKind.HUNG
@@ -271,7 +273,8 @@ def usage_fault(record: RequestRecord, events: int) -> Failure | None:
     if output is not None and output < events:
         problem = f"usage says {output} output tokens, but {events} events carried text"
     elif output is not None and output > record.max_tokens and output > events:
-        problem = f"usage says {output} output tokens, but max_tokens was {record.max_tokens} and {events} events carried text"
+        limit = f"max_tokens was {record.max_tokens} and {events} events carried text"
+        problem = f"usage says {output} output tokens, but {limit}"
     elif record.prompt_tokens == 0:
         problem = "usage says the prompt had 0 tokens"
     elif record.prompt_tokens is not None and record.prompt_tokens > 2 * record.prompt_bytes + TEMPLATE_TOKENS:

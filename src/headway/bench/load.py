@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import math
 import random
 import resource
@@ -75,32 +76,18 @@ def timetable(load: Load, items: Sequence[Item]) -> list[float]:
     if load.kind == "constant":
         return [index / load.rate for index in range(count)]
     if load.kind == "ramp":
-        return _ramp(load, count, noise)
+        low, high = load.rate, load.rate_end
+        length = 2 * count / (low + high)
+        slope = (high - low) / length
+        # low t + slope t^2 / 2 arrivals are expected until t; solved for t in the form that also holds for slope 0.
+        expected = sorted(noise.uniform(0, count) for _ in range(count))
+        return [2 * due / (low + math.sqrt(low * low + 2 * slope * due)) for due in expected]
     shape = 1.0 if load.kind == "poisson" else load.burstiness
-    times, now = [], 0.0
-    for _ in range(count):
-        now += noise.gammavariate(shape, 1 / (load.rate * shape))
-        times.append(now)
-    return times
-
-
-def _ramp(load: Load, count: int, noise: random.Random) -> list[float]:
-    """Poisson arrivals whose rate goes linearly from `rate` to `rate_end`, over the time in which `count` are expected."""
-    low, high = load.rate, load.rate_end
-    length = 2 * count / (low + high)
-    slope = (high - low) / length
-    times, expected = [], 0.0
-    for _ in range(count):
-        expected += noise.expovariate(1.0)
-        # expected(t) = low t + slope t^2 / 2, solved for t; past the end of a falling ramp its last rate holds.
-        root = low * low + 2 * slope * expected
-        if abs(slope) < 1e-12:
-            times.append(expected / low)
-        elif expected <= count:
-            times.append((math.sqrt(root) - low) / slope)
-        else:
-            times.append(length + (expected - count) / high)
-    return times
+    gaps = [noise.gammavariate(shape, 1.0) for _ in range(count + 1)]
+    # Scaled to last count / rate seconds, so that the load is the one asked for: of a Poisson process with that many
+    # arrivals in that time this is the exact distribution.
+    scale = count / load.rate / max(sum(gaps), 1e-300)
+    return [at * scale for at in itertools.accumulate(gaps[:-1])]
 
 
 @dataclass

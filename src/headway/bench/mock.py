@@ -1,7 +1,7 @@
 """A server of known timing on the loopback: the ruler that the client is held against, and the villain of its tests.
 
-Run as `python -m headway.bench.mock` it serves in a process of its own, prints its port on the first line of stdout, and
-ends when its stdin closes, so it cannot outlive the run that started it.
+Run as `python -m headway.bench.mock` it serves in a process of its own, prints its port on the first line of stdout,
+and ends when its stdin closes, so it cannot outlive the run that started it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any, cast
@@ -27,7 +27,7 @@ BATCH = 16  # chunks a stream without gaps writes before the others get their tu
 
 @dataclass(frozen=True)
 class Script:
-    """How the mock answers: `chunks` chunks of `per_chunk` tokens, the first after `ttft` seconds, then one every `gap`.
+    """How the mock answers: `chunks` chunks of `per_chunk` tokens, the first after `ttft` seconds, then one per `gap`.
 
     Attributes:
         reasoning: how many of the first chunks are reasoning.
@@ -96,7 +96,9 @@ class MockConnection(asyncio.Protocol):
 class Stream:
     """One answer being written, chunk by chunk."""
 
-    def __init__(self, transport: asyncio.Transport, script: Script, path: bytes, body: dict[str, Any], at: int) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, script: Script, path: bytes, body: dict[str, Any], at: int
+    ) -> None:
         self._transport = transport
         self._script = script
         self._asked = at
@@ -191,7 +193,7 @@ class Stream:
         count = self._done * script.per_chunk
         output = {"usage_high": 1_000_000, "usage_low": 1, "usage_negative": -5}.get(script.fault, count)
         if self._style == "anthropic":
-            ends = [
+            ends: list[dict[str, Any]] = [
                 {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": output}},
                 {"type": "message_stop"},
             ]
@@ -213,7 +215,7 @@ class Stream:
         self._transport.write(framed(b"".join(parts)) + b"0\r\n\r\n")
 
 
-def event(data: dict[str, Any]) -> bytes:
+def event(data: Mapping[str, Any]) -> bytes:
     name = f"event: {data['type']}\n".encode() if "type" in data else b""
     return name + b"data: " + json.dumps(data).encode() + b"\n\n"
 
@@ -254,7 +256,9 @@ class MockServer:
 
 async def serve(script: Callable[[dict[str, Any]], Script], log: list[dict[str, Any]] | None = None) -> int:
     """Start listening on a free loopback port; returns it."""
-    server = await asyncio.get_running_loop().create_server(lambda: MockConnection(script, log), "127.0.0.1", 0, backlog=4096)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: MockConnection(script, log), "127.0.0.1", 0, backlog=4096
+    )
     return int(server.sockets[0].getsockname()[1])
 
 

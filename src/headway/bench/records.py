@@ -6,7 +6,8 @@ one monotonic clock) and the endpoint's own token counts. Every metric, ours or 
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
+from itertools import pairwise
 
 import msgspec
 
@@ -14,7 +15,7 @@ NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """What a streamed chunk carried."""
 
     ROLE = "role"  # a delta without a token: the assistant's role, an empty text
@@ -30,7 +31,7 @@ TOKEN_KINDS = frozenset({Kind.REASONING, Kind.CONTENT, Kind.TOOL})
 ANSWER_KINDS = frozenset({Kind.CONTENT, Kind.TOOL})
 
 
-class FailureKind(str, Enum):
+class FailureKind(StrEnum):
     """Why a request did not end well."""
 
     CONNECT = "connect"  # no connection
@@ -161,7 +162,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     def chunk_gaps_ms(self) -> list[float]:
         """Gaps between consecutive events that carried tokens."""
         times = [at for at, _ in self.token_events()]
-        return [(late - early) / NS_PER_MS for early, late in zip(times, times[1:], strict=False)]
+        return [(late - early) / NS_PER_MS for early, late in pairwise(times)]
 
     def token_gaps_ms(self) -> list[float]:
         """Gaps per token: each chunk's gap is shared by its tokens.

@@ -119,8 +119,6 @@ def _spread_ticks(rows: list[TraceRow], noise: random.Random) -> list[TraceRow]:
     tick = math.gcd(*(at - times[0] for at in times)) / 1000 if rows else 0
     if tick < 0.1:  # a real clock
         return rows
-    spread = [
-        TraceRow(row.at + tick * noise.random(), row.input_tokens, row.output_tokens, row.blocks) for row in rows
-    ]
+    spread = [TraceRow(row.at + tick * noise.random(), row.input_tokens, row.output_tokens, row.blocks) for row in rows]
     start = min(row.at for row in spread)
     return [TraceRow(row.at - start, row.input_tokens, row.output_tokens, row.blocks) for row in spread]

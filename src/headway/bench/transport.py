@@ -1,8 +1,8 @@
 """HTTP/1.1 with nothing between the socket and the clock.
 
 General clients cost a few hundred microseconds per request and tens per chunk, on cores that the measured server may be
-using. Here a chunk costs one callback: asyncio hands over bytes, their arrival is read from the clock at once, httptools
-takes the framing off.
+using. Here a chunk costs one callback: asyncio hands over bytes, their arrival is read from the clock at once,
+httptools takes the framing off.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What is sent: prompts of a wanted length in the *endpoint's* tokens, traces, data sets.
 
-No tokenizer is loaded. Prompts are built of short common English words, nearly always one token each, and the endpoint's own
-`usage.prompt_tokens` of two short and one long request tells the words per token and the template's overhead. Afterwards
-every answer's `prompt_tokens` is held against what was wanted.
+No tokenizer is loaded. Prompts are built of short common English words, nearly always one token each, and the
+endpoint's own `usage.prompt_tokens` of two short and one long request tells the tokens per word and the template's
+overhead. Afterwards every answer's `prompt_tokens` is held against what was wanted.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from headway.bench.records import FailureKind, RequestRecord
 from headway.bench.traces import TraceRow
 from headway.core.errors import BadInput
 
-WORDS = tuple(
-    """time year people way day man thing woman life child world school state family student group country problem hand
-part place case week company system program question work government number night point home water room mother area money
-story fact month lot right study book eye job word business issue side kind head house service friend father power hour game
-line end member law car city community name president team minute idea body information back parent face others level office
-door health person art war history party result change morning reason research girl guy moment air teacher force education
-""".split()
-)  # fmt: skip
+COMMON = (
+    "time year people way day man thing woman life child world school state family student group country problem "
+    "hand part place case week company system program question work government number night point home water room "
+    "mother area money story fact month lot right study book eye job word business issue side kind head house "
+    "service friend father power hour game line end member law car city community name president team minute idea "
+    "body information back parent face others level office door health person art war history party result change "
+    "morning reason research girl guy moment air teacher force education"
+)
+WORDS = tuple(COMMON.split())
 TOLERANCE = 0.05  # a prompt is as wanted if it is within this share, or two tokens
 
 

@@ -1,0 +1,156 @@
+"""An exercise: how do TTFT and TPOT depend on the length of the prompt, and what does sending the longest one twice
+change (SPEC C4)?
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from headway.bench.client import Client, Endpoint, Limits
+from headway.bench.measure import first_contact
+from headway.bench.metrics import messages
+from headway.bench.records import RequestRecord
+from headway.bench.workload import Prompts
+from headway.core.errors import BadInput
+
+MAX_SIZE = 10_000_000
+
+
+def parse_sizes(text: str) -> list[int]:
+    """From "50,500,5000"."""
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or any(not 0 < size <= MAX_SIZE for size in sizes):
+        raise BadInput("--sizes", f"{text!r} is not a list of token counts such as 50,500,5000")
+    return sizes
+
+
+async def run(
+    endpoint: Endpoint,
+    limits: Limits,
+    sizes: Sequence[int],
+    times: int,
+    output_tokens: int,
+    seed: int,
+    announce: Callable[[str], None],
+) -> dict[str, Any]:
+    """Send each size `times` times, one after the other and never the same prompt twice; then the largest one twice."""
+    for name, value in (("--times", times), ("--output-tokens", output_tokens)):
+        if value < 1:
+            raise BadInput(name, f"{value} is not an integer >= 1")
+    async with Client(endpoint, limits) as client:
+        contact = await first_contact(client, seed)
+        prompts = Prompts(contact.measure, seed)
+        rows, sent = [], 0
+        for size in sizes:
+            records = []
+            for _ in range(times if contact.dead is None else 0):
+                records.append(await _send(client, prompts.unique(sent, size), size, output_tokens))
+                sent += 1
+            rows.append(_row(size, records))
+            announce(f"{size} tokens: TTFT {_shown(rows[-1]['ttft_ms'])} ms, TPOT {_shown(rows[-1]['tpot_ms'])} ms")
+        twice = prompts.unique(sent, max(sizes))
+        pair = [await _send(client, twice, max(sizes), output_tokens) for _ in range(2 if contact.dead is None else 0)]
+    found: dict[str, Any] = {"url": endpoint.url, "model": client.model, "lengths": rows}
+    found["twice"] = _twice(pair) if pair else None
+    failed = messages([record for record in [*contact.records, *pair] if record.failure is not None])
+    found["warnings"] = contact.warnings + list(failed.values())
+    return found
+
+
+async def _send(client: Client, prompt: str, size: int, output_tokens: int) -> RequestRecord:
+    record = RequestRecord(
+        index=0,
+        intended=time.perf_counter_ns(),
+        max_tokens=output_tokens,
+        prompt_bytes=len(prompt.encode()),
+        prompt_wanted=size,
+    )
+    await client.send(client.encode(prompt, output_tokens), record)
+    return record
+
+
+def _row(size: int, records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """Medians over the repetitions, and every single value for the plot."""
+    done = [record for record in records if record.completed]
+    ttft = [value for record in done if (value := record.ttft_ms) is not None]
+    tpot = [value for record in done if (value := record.tpot_ms) is not None]
+    counted = [record.prompt_tokens for record in done if record.prompt_tokens is not None]
+    return {
+        "wanted": size,
+        "prompt_tokens": float(np.median(counted)) if counted else None,
+        "completed": len(done),
+        "ttft_ms": float(np.median(ttft)) if ttft else None,
+        "tpot_ms": float(np.median(tpot)) if tpot else None,
+        "ttft_all_ms": ttft,
+        "tpot_all_ms": tpot,
+        "failures": messages([record for record in records if record.failure is not None]),
+    }
+
+
+def _twice(pair: Sequence[RequestRecord]) -> dict[str, Any]:
+    first, second = pair
+    saved = None
+    if first.ttft_ms is not None and second.ttft_ms is not None:
+        saved = first.ttft_ms - second.ttft_ms
+    return {
+        "prompt_tokens": second.prompt_tokens,
+        "ttft_ms": [first.ttft_ms, second.ttft_ms],
+        "cached_tokens": [first.cached_tokens, second.cached_tokens],
+        "saved_ms": saved,
+    }
+
+
+def table(found: dict[str, Any]) -> RenderableType:
+    """The exercise for a terminal."""
+    grid = Table(title=f"{found['model']} at {found['url']}", title_justify="left")
+    for name in ("wanted", "prompt tokens", "TTFT ms", "TPOT ms", "completed"):
+        grid.add_column(name, justify="right")
+    for row in found["lengths"]:
+        values = [_shown(row[name]) for name in ("prompt_tokens", "ttft_ms", "tpot_ms")]
+        grid.add_row(str(row["wanted"]), *values, str(row["completed"]))
+    lines: list[RenderableType] = [grid]
+    if twice := found["twice"]:
+        first, second = (_shown(value) for value in twice["ttft_ms"])
+        cached = " then ".join("not told" if value is None else str(value) for value in twice["cached_tokens"])
+        lines.append(Text(f"the longest prompt twice: TTFT {first} then {second} ms, cached tokens {cached}"))
+    lines += [Text(f"warning: {warning}", style="yellow") for warning in found["warnings"]]
+    return Group(*lines)
+
+
+def plot(found: dict[str, Any], path: Path) -> None:
+    """TTFT and TPOT against prompt length, every repetition a point, medians joined."""
+    from headway.bench.html import need_plots
+
+    need_plots()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    for axes, name, label in zip(figure.subplots(1, 2), ("ttft", "tpot"), ("TTFT, ms", "TPOT, ms"), strict=True):
+        rows = [row for row in found["lengths"] if row[f"{name}_ms"] is not None]
+        sizes = [row["prompt_tokens"] or row["wanted"] for row in rows]
+        axes.plot(sizes, [row[f"{name}_ms"] for row in rows], "-o", color="#2b6cb0")
+        for size, row in zip(sizes, rows, strict=True):
+            axes.plot([size] * len(row[f"{name}_all_ms"]), row[f"{name}_all_ms"], ".", color="#9db8d9", zorder=0)
+        axes.set(xlabel="prompt tokens", ylabel=label)
+        if len(sizes) > 1:
+            axes.set_xscale("log")
+        axes.set_ylim(bottom=0)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise BadInput("--plot", f"cannot write {path}: {error}") from None
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"

@@ -1,0 +1,63 @@
+"""The terminal view of a run in progress: how far it is, what fails, and the latencies so far."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from headway.bench.records import RequestRecord
+from headway.bench.stats import percentile
+
+RECENT = 100  # requests whose median is shown beside that of all
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """The last `width` values as a row of bars, scaled to their maximum."""
+    shown = values[-width:]
+    top = max(shown, default=0.0)
+    return "".join(BARS[min(8, round(8 * value / top))] for value in shown) if top > 0 else ""
+
+
+def frame(finished: Sequence[RequestRecord], in_flight: int, total: int) -> Table:
+    """One picture of the run."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("requests", ProgressBar(total=total, completed=len(finished), width=40), f"{len(finished)} of {total}")
+    grid.add_row("in flight", str(in_flight), "")
+    for label, name in (("TTFT ms", "ttft_ms"), ("TPOT ms", "tpot_ms")):
+        values = [value for record in finished if (value := getattr(record, name)) is not None]
+        if values:
+            text = f"p50 {percentile(values, 0.5):.1f}, last {RECENT}: {percentile(values[-RECENT:], 0.5):.1f}"
+            grid.add_row(label, sparkline(values), text)
+    failures = Counter(record.failure.kind.value for record in finished if record.failure is not None)
+    for kind, count in failures.items():
+        grid.add_row("[red]failed[/red]", kind, str(count))
+    return grid
+
+
+class LiveView:
+    """Use as a context manager; call it as `progress` of a run. Draws nothing where stderr is no terminal."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        console = Console(stderr=True)
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> LiveView:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, finished: Sequence[RequestRecord], in_flight: int) -> None:
+        if self._live is not None:
+            self._live.update(frame(finished, in_flight, self._total), refresh=True)

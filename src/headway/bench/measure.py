@@ -1,0 +1,286 @@
+"""A whole measurement: self-test, first contact, load, metrics.
+
+self_test -> models, prompt calibration -> items -> run_load -> summarize (+ views, goodput)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headway.bench import goodput
+from headway.bench.client import Client, Endpoint, Limits
+from headway.bench.load import Load, Progress, Run, run_load
+from headway.bench.metrics import Targets, messages, summarize
+from headway.bench.records import Failure, FailureKind, RequestRecord
+from headway.bench.selftest import SelfTest, client_report, self_test
+from headway.bench.traces import read_trace, scaled
+from headway.bench.transport import ExchangeFailed
+from headway.bench.views import view
+from headway.bench.workload import Item, Measure, Prompts, check_prompts, measure_prompts, read_dataset
+from headway.core.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What to send: synthetic prompts, a data set, or a trace.
+
+    Attributes:
+        requests: how many are measured; for a trace, at most.
+        input_tokens, output_tokens: lengths of synthetic prompts and limit on their answers.
+        shared_prefix: prompt tokens equal in all synthetic prompts.
+        warmup: requests sent before and excluded.
+        dataset, trace: files.
+        speed: how many times faster the trace is replayed.
+        length_scale: factor on the trace's lengths.
+    """
+
+    requests: int = 100
+    input_tokens: int = 256
+    output_tokens: int = 64
+    shared_prefix: int = 0
+    warmup: int = 0
+    dataset: Path | None = None
+    trace: Path | None = None
+    speed: float = 1.0
+    length_scale: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("requests", 1),
+            ("input_tokens", 1),
+            ("output_tokens", 1),
+            ("shared_prefix", 0),
+            ("warmup", 0),
+        ):
+            if getattr(self, name) < low:
+                raise BadInput(f"--{name.replace('_', '-')}", f"{getattr(self, name)} is not an integer >= {low}")
+        for name in ("speed", "length_scale"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise BadInput(f"--{name.replace('_', '-')}", f"{getattr(self, name)} is not a number above 0")
+        if self.dataset and self.trace:
+            raise BadInput("--dataset", "cannot be combined with --trace")
+        if self.shared_prefix > self.input_tokens:
+            raise BadInput("--shared-prefix", f"{self.shared_prefix} is more than --input-tokens {self.input_tokens}")
+
+    def items(self, measure: Measure) -> list[Item]:
+        """The requests, warm-up first (a trace has its warm-up at its start)."""
+        count = self.requests + self.warmup
+        prompts = Prompts(measure, self.seed)
+        if self.trace is not None:
+            rows = scaled(read_trace(self.trace, count, self.seed), self.speed, self.length_scale)
+            return [
+                Item(prompts.of_trace(index, row), row.output_tokens, row.input_tokens, row.at)
+                for index, row in enumerate(rows)
+            ]
+        if self.dataset is not None:
+            return read_dataset(self.dataset, count, self.output_tokens)
+        size = self.input_tokens
+        return [
+            Item(
+                prompts.after_prefix(index, size, self.shared_prefix)
+                if self.shared_prefix
+                else prompts.unique(index, size),
+                self.output_tokens,
+                size,
+            )
+            for index in range(count)
+        ]
+
+
+@dataclass
+class Measured:
+    """Everything of one measurement: `summary` is the JSON, `run` has the records it was made from."""
+
+    summary: dict[str, Any]
+    run: Run
+    endpoint: Endpoint
+    measure: Measure
+
+
+@dataclass(frozen=True)
+class Contact:
+    """What the first contact told."""
+
+    measure: Measure
+    records: list[RequestRecord]
+    warnings: list[str]
+
+    @property
+    def dead(self) -> Failure | None:
+        """Why it makes no sense to go on: the endpoint does not answer at all."""
+        last = self.records[-1]
+        silent = (FailureKind.CONNECT, FailureKind.HUNG)
+        return last.failure if last.failure is not None and last.failure.kind in silent and not last.chunks else None
+
+
+async def first_contact(client: Client, seed: int) -> Contact:
+    """Find the model's name if none was given, and learn how many tokens the endpoint makes of a word."""
+    warnings = []
+    if not client.model:
+        try:
+            client.model = await first_model(client)
+        except (ExchangeFailed, ValueError) as error:
+            client.model = "default"
+            warnings.append(f'/v1/models gave no model name ({error}); asking for "default" (--model)')
+    measure, records = await measure_prompts(client, seed)
+    if not measure.known:
+        warnings.append(
+            "the endpoint's prompt_tokens could not be calibrated; prompts are of one word per wanted token"
+        )
+    return Contact(measure, records, warnings)
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
+async def first_model(client: Client) -> str:
+    """The first model the endpoint lists.
+
+    Raises:
+        ExchangeFailed, ValueError: no answer, or none that is a list of models.
+    """
+    status, body = await client.get(client.endpoint.path("/models"))
+    if status != 200:
+        raise ValueError(f"HTTP status {status}")
+    try:
+        models = msgspec.json.decode(body, type=_Models).data
+    except msgspec.DecodeError:
+        raise ValueError("not a list of models") from None
+    if not models:
+        raise ValueError("an empty list")
+    return models[0].id
+
+
+async def measure(
+    endpoint: Endpoint,
+    load: Load,
+    workload: Workload,
+    *,
+    targets: Targets | None = None,
+    limits: Limits = Limits(),  # noqa: B008 (frozen)
+    test: bool = True,
+    as_tool: str | None = None,
+    announce: Callable[[str], None] = lambda _: None,
+    progress: Progress | None = None,
+) -> Measured:
+    """Measure one load. The endpoint may fail in any way: the summary says how, and keeps what was measured.
+
+    Raises:
+        BadInput: what was asked for makes no sense (a missing file, an unknown host).
+    """
+    client_test = await _announced_test(announce) if test else None
+    async with Client(endpoint, limits) as client:
+        contact = await first_contact(client, workload.seed)
+        items = workload.items(contact.measure)
+        if contact.dead is not None:
+            run = not_sent(load, items, contact)
+        else:
+            run = await run_load(client, load, items, workload.warmup, progress)
+        summary = describe(endpoint, client.model, workload, run, contact, client_test, targets)
+        if as_tool is not None:
+            summary["as"] = view(as_tool, run, endpoint.api)
+    return Measured(summary, run, endpoint, contact.measure)
+
+
+async def _announced_test(announce: Callable[[str], None]) -> SelfTest:
+    found = await self_test()
+    announce(
+        f"client self-test: at least {found.ceiling:,.0f} streamed chunks/s; added time to first token "
+        f"{found.added_p50_ms:.2f} ms p50, {found.added_p99_ms:.2f} ms p99 at 200 requests/s"
+    )
+    return found
+
+
+def not_sent(load: Load, items: Sequence[Item], contact: Contact) -> Run:
+    """The run against an endpoint that did not answer the first contact: nothing is sent, everything failed."""
+    assert contact.dead is not None
+    records = [RequestRecord(index=i, intended=0, max_tokens=item.max_tokens) for i, item in enumerate(items)]
+    if records:
+        records[0] = replace_first(records[0], contact.records[-1])
+    for record in records[1:]:
+        record.failure = Failure(FailureKind.NOT_SENT, f"not sent: the first contact failed: {contact.dead.message}")
+    return Run(load, records, gave_up=f"the first contact failed: {contact.dead.message}")
+
+
+def replace_first(record: RequestRecord, contact: RequestRecord) -> RequestRecord:
+    """The first contact's fate, told as the first request's."""
+    return msgspec.structs.replace(contact, index=record.index, warmup=False)
+
+
+def describe(
+    endpoint: Endpoint,
+    model: str,
+    workload: Workload,
+    run: Run,
+    contact: Contact,
+    test: SelfTest | None,
+    targets: Targets | None,
+) -> dict[str, Any]:
+    """The JSON object of a run."""
+    measured = [record for record in run.records if not record.warmup]
+    summary: dict[str, Any] = {"url": endpoint.url, "api": endpoint.api, "model": model}
+    summary |= summarize(run, targets)
+    summary["prompts"] = check_prompts(measured, contact.measure)
+    summary["client"] = client_report(test, run)
+    if "slo" in summary:
+        seconds = summary["throughput"]["window_s"]
+        good = summary["slo"]["good"] / seconds if seconds else None
+        summary["goodput"] = goodput.single(summary["slo"], summary["load"].get("intended_rate"), good)
+    warnings = list(contact.warnings)
+    warnings += [f"first contact: {text}" for text in messages(contact.records).values()]
+    if summary["prompts"]["reason"] and not summary["prompts"]["verified"]:
+        warnings.append(f"prompt lengths are not verified: {summary['prompts']['reason']}")
+    if summary["load"].get("delivered") is False:
+        warnings.append("the intended load was not delivered; see load")
+    if any(record.completed and not record.usage_trusted for record in measured):
+        warnings.append("some answers came without usage: their tokens are not counted")
+    summary["warnings"] = warnings
+    summary["workload"] = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(workload).items()}
+    return summary
+
+
+async def search_goodput(
+    endpoint: Endpoint,
+    load: Load,
+    workload: Workload,
+    targets: Targets,
+    *,
+    limits: Limits = Limits(),  # noqa: B008 (frozen)
+    resolution: float = 0.1,
+    gpus: int = 1,
+    announce: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Search the goodput with this workload; a fifth of each batch is warm-up. See `goodput.search`."""
+    async with Client(endpoint, limits) as client:
+        contact = await first_contact(client, workload.seed)
+        if contact.dead is not None:
+            return {"rate": None, "per_gpu": None, "searched": True, "trials": [], "reason": contact.dead.message}
+        sent = 0
+
+        async def batch(rate: float, requests: int, look: int) -> tuple[int, int]:
+            nonlocal sent
+            warmup = max(1, requests // 4)
+            # Fresh prompts every time: repeating them would measure the prefix cache.
+            fresh = replace(workload, requests=requests, warmup=warmup, seed=workload.seed + sent)
+            sent += 1
+            shape = replace(load, rate=rate, seed=load.seed + sent)
+            run = await run_load(client, shape, fresh.items(contact.measure), warmup)
+            counted = [record for record in run.records if not record.warmup]
+            good = sum(targets.met_by(record) for record in counted)
+            announce(
+                f"goodput search: {rate:.3g} requests/s, look {look + 1}: {good} of {len(counted)} met all targets"
+            )
+            return good, len(counted)
+
+        return await goodput.search(batch, load.rate, workload.requests, targets.attainment, resolution, gpus)

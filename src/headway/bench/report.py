@@ -1,0 +1,156 @@
+"""A run written down: JSON and CSV for machines, a table for the terminal, raw records for later views."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from headway.bench.load import Load, Run
+from headway.bench.records import RequestRecord
+from headway.core.errors import BadInput
+
+COLUMNS = (
+    "index", "warmup", "intended_s", "sent_s", "ttft_ms", "ttfa_ms", "tpot_ms", "e2e_ms", "e2e_done_ms",
+    "prompt_wanted", "prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "chunks", "finish_reason",
+    "status", "failure", "message", "server_id",
+)  # fmt: skip
+LATENCIES = {
+    "ttft_ms": "time to first token",
+    "ttfa_ms": "time to first answer token",
+    "tpot_ms": "time per output token",
+    "itl_token_ms": "inter-token latency, per token",
+    "itl_chunk_ms": "inter-token latency, per chunk",
+    "e2e_ms": "end to end, last token",
+    "e2e_done_ms": "end to end, end mark",
+}
+
+
+def to_json(summary: dict[str, Any]) -> str:
+    """One JSON object; numbers that are not finite would not be JSON and are refused."""
+    return msgspec.json.format(msgspec.json.encode(_finite(summary)), indent=2).decode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("a metric is not a finite number")
+    return value
+
+
+def to_csv(records: Sequence[RequestRecord]) -> str:
+    """One row per request; seconds count from the first intended start."""
+    start = min((record.intended for record in records if record.sent), default=0)
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(COLUMNS)
+    for r in records:
+        failure, message = (r.failure.kind.value, r.failure.message) if r.failure else ("", "")
+        since = [(at - start) / 1e9 if at else "" for at in (r.intended, r.sent)]
+        writer.writerow(
+            [r.index, int(r.warmup), *since, r.ttft_ms, r.ttfa_ms, r.tpot_ms, r.e2e_ms, r.e2e_done_ms,
+             r.prompt_wanted, r.prompt_tokens, r.cached_tokens, r.output_tokens, r.reasoning_tokens,
+             len(r.token_events()), r.finish_reason, r.status, failure, message, r.server_id]
+        )  # fmt: skip
+    return out.getvalue()
+
+
+class Saved(msgspec.Struct):
+    """A run on disk: what `headway bench view` reads."""
+
+    api: str
+    load_kind: str
+    rate: float
+    records: list[RequestRecord]
+
+
+def save_records(path: Path, run: Run, api: str) -> None:
+    write(path, "--records", msgspec.json.encode(Saved(api, run.load.kind, run.load.rate, run.records)).decode())
+
+
+def load_records(path: Path) -> tuple[Run, str]:
+    """The run and its API.
+
+    Raises:
+        BadInput: no such file, or it is not one of these.
+    """
+    try:
+        saved = msgspec.json.decode(path.read_bytes(), type=Saved)
+    except OSError as error:
+        raise BadInput("RECORDS", f"cannot read {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise BadInput("RECORDS", f"{path} was not written by `headway bench --records`: {error}") from None
+    return Run(Load(saved.load_kind, saved.rate, saved.rate), saved.records), saved.api
+
+
+def write(path: Path, option: str, text: str) -> None:
+    """Write a file a user asked for.
+
+    Raises:
+        BadInput: it cannot be written.
+    """
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise BadInput(option, f"cannot write {path}: {error.strerror}") from None
+
+
+def check_writable(path: Path | None, option: str) -> None:
+    """Before the run, not after it: can this file be written?"""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise BadInput(option, f"cannot write {path}: its folder does not exist or it is a folder")
+
+
+def table(summary: dict[str, Any]) -> RenderableType:
+    """The run for a terminal."""
+    requests, throughput = summary["requests"], summary["throughput"]
+    where = f"{summary['model']} at {summary['url']} ({summary['api']})"
+    head = f"{where}: {requests['completed']} of {requests['total']} completed"
+    grid = Table(title=head, title_justify="left", caption=summary["percentiles"]["method"], caption_justify="left")
+    for name in ("ms", "mean", "p50", "p90", "p95", "p99", "n"):
+        grid.add_column(name, justify="left" if name == "ms" else "right")
+    for key, label in LATENCIES.items():
+        stat = summary[key]
+        grid.add_row(label, *(_cell(stat[name]) for name in ("mean", "p50", "p90", "p95", "p99")), str(stat["n"]))
+    lines: list[RenderableType] = [grid]
+    lines += [
+        Text(f"throughput: {_cell(throughput['output'])} output, {_cell(throughput['input'])} input, "
+             f"{_cell(throughput['total'])} total tokens/s; {_cell(throughput['requests'])} requests/s"),
+        Text(f"cached prompt tokens: {_cell(summary['cached_tokens']['total'])}"),
+    ]  # fmt: skip
+    for kind, count in summary["failures"].items():
+        lines.append(Text(f"failed, {kind}: {count} ({summary['failure_messages'][kind]})", style="red"))
+    if "slo" in summary:
+        slo = summary["slo"]
+        low, high = slo["ci95"]
+        share = "no request" if slo["attainment"] is None else f"{slo['attainment']:.1%}"
+        lines.append(
+            Text(
+                f"targets met by {share} (95 % interval {low:.1%} to {high:.1%}), wanted {slo['attainment_target']:.0%}"
+            )
+        )
+    if "goodput" in summary:
+        good = summary["goodput"]
+        lines.append(
+            Text(f"goodput: {_cell(good['rate'])} requests/s" + (f" ({good['reason']})" if good["reason"] else ""))
+        )
+    lines += [Text(f"warning: {warning}", style="yellow") for warning in summary["warnings"]]
+    client = summary["client"]
+    if not client["valid"]:
+        lines.append(Text(f"INVALID: {client['reason']}", style="bold red"))
+    return Group(*lines)
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -1,0 +1,118 @@
+"""Percentiles that name their method, carry their uncertainty, and are refused where the sample is too small.
+
+Method: linear interpolation between order statistics (Hyndman and Fan's type 7, numpy's default). Confidence intervals
+are distribution-free: the order statistics around the quantile between which it lies with at least the stated
+probability (binomial), for independent samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+METHOD = "linear interpolation (Hyndman-Fan type 7)"
+SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+MIN_SAMPLES = {"p50": 1, "p90": 10, "p95": 20, "p99": 100}  # one sample beyond the quantile is expected
+CONFIDENCE = 0.95
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Type 7 quantile; infinite values allowed (a quantile that touches one is infinite)."""
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * share
+    low = math.floor(position + 1e-12)
+    weight = position - low
+    if weight < 1e-9:
+        return ordered[low]
+    if math.isinf(ordered[low + 1]):
+        return math.inf
+    return ordered[low] + weight * (ordered[low + 1] - ordered[low])
+
+
+def inverse_cdf(values: Sequence[float], share: float) -> float:
+    """The smallest value with at least `share` of the samples at or below it: no interpolation (type 1)."""
+    return sorted(values)[max(0, math.ceil(len(values) * share - 1e-9) - 1)]
+
+
+def interval(values: Sequence[float], share: float, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+    """Order statistics that hold the quantile with at least this confidence; None if no pair of them does."""
+    count = len(values)
+    if count < 2:
+        return None
+    below = _binomial_cdf(count, share)  # below[k] = P(at most k samples are below the quantile)
+    tail = (1 - confidence) / 2
+    low = int(np.searchsorted(below, tail, side="right")) - 1  # P(at most `low` below) <= tail
+    high = int(np.searchsorted(below, 1 - tail, side="left"))  # P(more than `high` below) <= tail
+    if low < 0 or high > count - 1:
+        return None
+    ordered = sorted(values)
+    return ordered[low], ordered[high]
+
+
+def _binomial_cdf(count: int, share: float) -> np.ndarray:
+    """float64 [count + 1], P(X <= k) for X ~ Binomial(count, share), summed from logarithms."""
+    logs = np.array([math.lgamma(k + 1) for k in range(count + 1)])
+    k = np.arange(count + 1)
+    terms = logs[count] - logs - logs[::-1] + k * math.log(share) + (count - k) * math.log1p(-share)
+    return np.minimum(1.0, np.cumsum(np.exp(terms)))
+
+
+def share_interval(good: int, count: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Clopper-Pearson interval of a share: exact, so never narrower than it claims."""
+    tail = (1 - confidence) / 2
+    low = 0.0 if good == 0 else _solve(lambda p: 1 - float(_binomial_cdf(count, p)[good - 1]) - tail)
+    high = 1.0 if good == count else _solve(lambda p: tail - float(_binomial_cdf(count, p)[good]))
+    return low, high
+
+
+def _solve(rising: Any) -> float:
+    low, high = 1e-12, 1 - 1e-12
+    for _ in range(60):
+        middle = (low + high) / 2
+        if rising(middle) < 0:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def describe(values: Sequence[float], empty: str, independent: bool = True) -> dict[str, Any]:
+    """mean, p50, p90, p95, p99 (null where refused, with the `reason`), n, max, and 95 % intervals.
+
+    Args:
+        empty: why there may be no values.
+        independent: samples come from different requests; gaps of one request do not, and get no interval.
+    """
+    count = len(values)
+    found: dict[str, Any] = {"n": count, "mean": float(np.mean(values)) if count else None}
+    reasons, bounds = [], {}
+    for name, share in SHARES.items():
+        enough = count >= MIN_SAMPLES[name]
+        found[name] = percentile(values, share) if enough else None
+        if not enough and count:
+            reasons.append(f"{name}: {count} samples, at least {MIN_SAMPLES[name]} are needed")
+        if enough and independent and (held := interval(values, share)):
+            bounds[name] = list(held)
+    if not count:
+        reasons.append(empty)
+    found["max"] = max(values) if count else None
+    if independent:
+        found["ci95"] = bounds
+    found["reason"] = "; ".join(reasons) or None
+    return found
+
+
+def tail(values: Sequence[float], failed: int) -> dict[str, Any]:
+    """The same percentiles with every failure counted as infinite: "inf" as text, JSON has no number for it."""
+    everything = [*values, *([math.inf] * failed)]
+    found: dict[str, Any] = {"n": len(everything)}
+    for name, share in SHARES.items():
+        if len(everything) < MIN_SAMPLES[name]:
+            found[name] = None
+            continue
+        value = percentile(everything, share)
+        found[name] = "inf" if math.isinf(value) else value
+    return found

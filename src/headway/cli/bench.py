@@ -1,0 +1,257 @@
+"""`headway bench`: measure any OpenAI- or Anthropic-style endpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(add_completion=False, invoke_without_command=True)
+
+Url = Annotated[str, typer.Option(help="Base URL (http://host:8000), or the full path of one of the APIs.")]
+Api = Annotated[str | None, typer.Option(help="chat, completions or anthropic; read off the URL's path if not given.")]
+Model = Annotated[str, typer.Option(help="Model to ask for; the first one listed by /v1/models if not given.")]
+KeyFile = Annotated[Path | None, typer.Option(help="File that holds the API key.")]
+Extra = Annotated[str, typer.Option(help="JSON object merged into every body; null removes a field.")]
+Seed = Annotated[int, typer.Option(help="Of prompts and arrivals.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+SelfTest = Annotated[bool, typer.Option("--self-test/--no-self-test", help="Test the client before the run.")]
+Connect = Annotated[float, typer.Option(help="Seconds to wait for a connection.")]
+Stall = Annotated[float, typer.Option(help="Seconds of silence of the whole endpoint after which it hangs.")]
+Total = Annotated[float, typer.Option(help="Seconds a request may take.")]
+
+
+@app.callback()
+def bench(
+    context: typer.Context,
+    url: Url = "",
+    api: Api = None,
+    model: Model = "",
+    api_key_file: KeyFile = None,
+    extra: Extra = "",
+    requests: Annotated[int, typer.Option(help="Requests to measure.")] = 100,
+    rate: Annotated[float | None, typer.Option(help="Open loop: arrivals per second.")] = None,
+    arrival: Annotated[str, typer.Option(help="poisson, constant or gamma.")] = "poisson",
+    burstiness: Annotated[float, typer.Option(help="Of gamma arrivals: 1 = Poisson, below 1 = bursts.")] = 1.0,
+    ramp_to: Annotated[float | None, typer.Option(help="Let the rate grow linearly from --rate to this.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Closed loop: requests in flight.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Replay an Azure .csv or Mooncake .jsonl trace.")] = None,
+    speed: Annotated[float, typer.Option(help="Replay the trace this many times faster.")] = 1.0,
+    length_scale: Annotated[float, typer.Option(help="Multiply the trace's lengths.")] = 1.0,
+    dataset: Annotated[Path | None, typer.Option(help="JSON lines with prompt or messages.")] = None,
+    input_tokens: Annotated[int, typer.Option(help="Tokens of synthetic prompts.")] = 256,
+    output_tokens: Annotated[int, typer.Option(help="Limit on answers (max_tokens).")] = 64,
+    shared_prefix: Annotated[int, typer.Option(help="Prompt tokens equal in all prompts.")] = 0,
+    warmup: Annotated[int, typer.Option(help="Requests sent first and not counted.")] = 0,
+    seed: Seed = 0,
+    slo: Annotated[str, typer.Option(help="Targets per request: ttft=1s,tpot=50ms,e2e=20s.")] = "",
+    ttft_ms: Annotated[float | None, typer.Option(help="Target, ms; the same as in --slo.")] = None,
+    tpot_ms: Annotated[float | None, typer.Option(help="Target, ms; the same as in --slo.")] = None,
+    e2e_ms: Annotated[float | None, typer.Option(help="Target, ms; the same as in --slo.")] = None,
+    attainment: Annotated[float, typer.Option(help="Share of requests that must meet all targets.")] = 0.9,
+    search: Annotated[bool, typer.Option("--search", help="Search the goodput, from --rate on.")] = False,
+    resolution: Annotated[float, typer.Option(help="Relative width at which the search stops.")] = 0.1,
+    gpus: Annotated[int, typer.Option(help="Goodput is also given per GPU.")] = 1,
+    as_tool: Annotated[
+        str | None, typer.Option("--as", help="Also as vllm, sglang, guidellm or aiperf define it.")
+    ] = None,
+    json_out: Json = False,
+    csv: Annotated[Path | None, typer.Option(help="Write one row per request.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report that opens offline.")] = None,
+    records: Annotated[Path | None, typer.Option(help="Write raw records, for `headway bench view`.")] = None,
+    self_test: SelfTest = True,
+    connect_timeout: Connect = 10.0,
+    stall_timeout: Stall = 30.0,
+    request_timeout: Total = 120.0,
+) -> None:
+    """Measure a live endpoint: latency percentiles with intervals, throughput, targets met, and what failed.
+
+    Without --rate, --trace or --concurrency one request is in flight at a time.
+    """
+    if context.invoked_subcommand is not None:
+        if url:
+            raise typer.BadParameter("give it after the subcommand", param_hint="--url")
+        return
+    from dataclasses import replace
+
+    from headway.bench import report
+    from headway.bench.live import LiveView
+    from headway.bench.measure import Workload, measure, search_goodput
+    from headway.bench.selftest import run_async
+    from headway.bench.views import VIEWS
+    from headway.core.errors import BadInput
+
+    endpoint = _endpoint(url, api, model, api_key_file, extra)
+    limits = _limits(connect_timeout, stall_timeout, request_timeout)
+    workload = Workload(
+        requests, input_tokens, output_tokens, shared_prefix, warmup, dataset, trace, speed, length_scale, seed
+    )
+    load = _load(rate, arrival, burstiness, ramp_to, concurrency, trace, seed)
+    targets = _targets(slo, ttft_ms, tpot_ms, e2e_ms, attainment)
+    if as_tool is not None and as_tool not in VIEWS:
+        raise BadInput("--as", f"{as_tool!r} is not one of {', '.join(VIEWS)}")
+    if search and (targets is None or rate is None or not load.open or load.kind in ("trace", "ramp")):
+        raise BadInput("--search", "needs targets (--slo) and a first --rate of constant, poisson or gamma arrivals")
+    if gpus < 1 or not 0 < resolution < 1:
+        raise BadInput(
+            "--gpus" if gpus < 1 else "--resolution", "must be an integer >= 1" if gpus < 1 else "must be in (0, 1)"
+        )
+    for path, option in ((csv, "--csv"), (html, "--html"), (records, "--records")):
+        report.check_writable(path, option)
+    if html is not None:
+        from headway.bench.html import need_plots
+
+        need_plots()
+    with LiveView(requests + warmup) as progress:
+        measured = run_async(
+            measure(
+                endpoint, load, workload, targets=targets, limits=limits, test=self_test, as_tool=as_tool,
+                announce=_say, progress=progress,
+            )
+        )  # fmt: skip
+    summary = measured.summary
+    if search and targets is not None:
+        found = search_goodput(
+            replace(endpoint, model=summary["model"]), load, workload, targets,
+            limits=limits, resolution=resolution, gpus=gpus, announce=_say,
+        )  # fmt: skip
+        summary["goodput"] = run_async(found)
+    if csv is not None:
+        report.write(csv, "--csv", report.to_csv(measured.run.records))
+    if records is not None:
+        report.save_records(records, measured.run, endpoint.api)
+    if html is not None:
+        from headway.bench.html import page
+
+        report.write(html, "--html", page(summary, measured.run))
+    _print(summary, json_out)
+    if not summary["requests"]["completed"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def lengths(
+    url: Url,
+    api: Api = None,
+    model: Model = "",
+    api_key_file: KeyFile = None,
+    extra: Extra = "",
+    sizes: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "50,500,5000",
+    times: Annotated[int, typer.Option(help="How often each is sent.")] = 5,
+    output_tokens: Annotated[int, typer.Option(help="Limit on answers (max_tokens).")] = 64,
+    seed: Seed = 0,
+    json_out: Json = False,
+    plot: Annotated[Path | None, typer.Option(help="Write the plot (.svg or .png).")] = None,
+    connect_timeout: Connect = 10.0,
+    stall_timeout: Stall = 120.0,
+    request_timeout: Total = 300.0,
+) -> None:
+    """TTFT and TPOT against prompt length; then the longest prompt twice: what the prefix cache saves."""
+    from headway.bench import lengths as exercise
+    from headway.bench import report
+    from headway.bench.selftest import run_async
+
+    endpoint = _endpoint(url, api, model, api_key_file, extra)
+    limits = _limits(connect_timeout, stall_timeout, request_timeout)
+    wanted = exercise.parse_sizes(sizes)
+    report.check_writable(plot, "--plot")
+    found = run_async(exercise.run(endpoint, limits, wanted, times, output_tokens, seed, _say))
+    if plot is not None:
+        exercise.plot(found, plot)
+    if json_out:
+        typer.echo(report.to_json(found))
+    else:
+        _console().print(exercise.table(found))
+    if not any(row["completed"] for row in found["lengths"]):
+        raise typer.Exit(1)
+
+
+@app.command()
+def view(
+    records: Annotated[Path, typer.Argument(help="File written by --records.")],
+    as_tool: Annotated[str, typer.Option("--as", help="vllm, sglang, guidellm or aiperf.")],
+) -> None:
+    """Print a saved run with another tool's names and definitions, as JSON."""
+    from headway.bench import report
+    from headway.bench.views import view as express
+
+    run, api = report.load_records(records)
+    typer.echo(report.to_json(express(as_tool, run, api)))
+
+
+def _endpoint(url: str, api: str | None, model: str, key_file: Path | None, extra: str) -> Any:
+    from headway.bench.client import Endpoint
+    from headway.core.errors import BadInput
+
+    if not url:
+        raise BadInput("--url", "is needed, such as http://127.0.0.1:8000")
+    try:
+        key = key_file.read_text().strip() if key_file is not None else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput("--api-key-file", f"cannot read {key_file}: {error}") from None
+    return Endpoint.parse(url, api, model, key, extra)
+
+
+def _limits(connect: float, stall: float, total: float) -> Any:
+    from headway.bench.client import Limits
+
+    return Limits(connect, stall, total)
+
+
+def _load(
+    rate: float | None, arrival: str, burstiness: float, ramp_to: float | None, concurrency: int | None,
+    trace: Path | None, seed: int,
+) -> Any:  # fmt: skip
+    """The load that the options ask for; options that contradict each other are refused."""
+    from headway.bench.load import Load
+    from headway.core.errors import BadInput
+
+    given = {"--rate": rate is not None, "--concurrency": concurrency is not None, "--trace": trace is not None}
+    chosen = [name for name, there in given.items() if there]
+    if len(chosen) > 1:
+        raise BadInput(chosen[1], f"cannot be combined with {chosen[0]}: each says when requests start")
+    if arrival not in ("poisson", "constant", "gamma"):
+        raise BadInput("--arrival", f"{arrival!r} is not one of poisson, constant, gamma")
+    if burstiness != 1.0 and arrival != "gamma":
+        raise BadInput("--burstiness", "needs --arrival gamma")
+    if ramp_to is not None and rate is None:
+        raise BadInput("--ramp-to", "needs --rate, where the ramp starts")
+    if ramp_to is not None and arrival != "poisson":
+        raise BadInput("--ramp-to", "has Poisson arrivals; leave --arrival out")
+    if trace is not None:
+        return Load("trace", seed=seed)
+    if rate is None:
+        return Load("closed", concurrency=1 if concurrency is None else concurrency, seed=seed)
+    kind = arrival if ramp_to is None else "ramp"
+    return Load(kind, rate, ramp_to or 0.0, burstiness, seed=seed)
+
+
+def _targets(slo: str, ttft: float | None, tpot: float | None, e2e: float | None, attainment: float) -> Any:
+    from dataclasses import replace
+
+    from headway.bench.metrics import Targets
+
+    targets = Targets.parse(slo, attainment)
+    single = {"ttft_ms": ttft, "tpot_ms": tpot, "e2e_ms": e2e}
+    targets = replace(targets, **{name: value for name, value in single.items() if value is not None})
+    return targets if targets.limits else None
+
+
+def _print(summary: dict[str, Any], json_out: bool) -> None:
+    from headway.bench import report
+
+    if json_out:
+        typer.echo(report.to_json(summary))
+    else:
+        _console().print(report.table(summary))
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console()
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
