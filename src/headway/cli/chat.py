@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from headway.core.request import SamplingParams
     from headway.engine.llm import LLM, Message
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()

@@ -8,7 +8,7 @@ import typer
 
 from headway.cli import options
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 QUESTION = "What is the capital of France, and what is it known for?"
 
 

@@ -9,7 +9,7 @@ import typer
 
 from headway.cli import options
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()

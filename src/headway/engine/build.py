@@ -58,7 +58,8 @@ class Engine:
         self.memory = memory
         self.loop = loop
         self.tokenizer = tokenizer
-        self.template = chat_template(model.info)
+        source = model.info.tokenizer.chat_template
+        self.template = None if source is None else ChatTemplate(source, tokenizer.template_tokens())
 
     @property
     def max_model_len(self) -> int:
@@ -81,12 +82,10 @@ class Engine:
         return self.tokenizer.encode(self.template.render(messages), add_special=False)
 
     def close(self) -> None:
+        """Give back cache, threads and processes; idempotent."""
         self.loop.close()
-
-
-def chat_template(info: ModelInfo) -> ChatTemplate | None:
-    source = info.tokenizer.chat_template
-    return None if source is None else ChatTemplate(source, info.tokenizer)
+        if self.template is not None:
+            self.template.close()
 
 
 def make_backend(name: str, threads: int) -> Backend:

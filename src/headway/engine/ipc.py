@@ -1,0 +1,173 @@
+"""The border between the API process and the engine process: msgpack messages over two `ipc://` sockets.
+
+    API process                                   engine process
+    commands  PUSH --- Submit, Cancel, Stop ---> PULL   (between steps)
+    reports   PULL <-- Ready, Failed, Turn ----- PUSH   (after a step)
+
+The sockets lie in a fresh folder only this user may enter. Every message is a tagged msgspec struct: nothing that
+arrives can name code to run, and a message above `MAX_MESSAGE` bytes is never read.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from headway.core.errors import BadInput, EngineDead
+from headway.core.events import AnyEvent
+from headway.engine.messages import Cancel, Delta, Refused, Submit
+
+MAX_MESSAGE = 64 << 20  # bytes: a million-token prompt is 5 MiB
+MAX_SOCKET_PATH = 100  # bytes: the kernel's limit on a socket's path is 104 (macOS) or 108 (Linux)
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Finish nothing more and exit with code 0."""
+
+
+class Status(msgspec.Struct, frozen=True, gc=False):
+    """The KV cache after a turn, in blocks.
+
+    Attributes:
+        blocks: of the cache.
+        used: owned by requests.
+        cached: owned by nobody, but holding a prefix that can be reused.
+        block_size: tokens per block.
+    """
+
+    blocks: int = 0
+    used: int = 0
+    cached: int = 0
+    block_size: int = 32
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded.
+
+    Attributes:
+        model: name of the model, as the checkpoint or the command line gives it.
+        max_model_len: most tokens of prompt and output together.
+        vocab_size: a token id is below this.
+        max_rows: most requests that run at once.
+        cache_tokens: tokens of context the KV cache holds.
+        notes: lines worth printing (the memory plan).
+    """
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    max_rows: int
+    cache_tokens: int
+    notes: tuple[str, ...] = ()
+    status: Status = Status()
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot start, or cannot go on. One sentence, and the exit code it asks for."""
+
+    message: str
+    exit_code: int
+
+
+class Turn(msgspec.Struct, frozen=True, tag=True):
+    """What one turn of the engine loop brought.
+
+    Attributes:
+        outputs: in order of emission.
+        events: in order, without the names of blocks.
+        status: after the turn.
+    """
+
+    outputs: tuple[Delta | Refused, ...]
+    events: tuple[AnyEvent, ...]
+    status: Status
+
+
+Command = Submit | Cancel | Stop
+Report = Ready | Failed | Turn
+
+_encoder = msgspec.msgpack.Encoder()
+_commands = msgspec.msgpack.Decoder(Command)
+_reports = msgspec.msgpack.Decoder(Report)
+
+
+def make_folder() -> Path:
+    """A fresh folder (mode 0700) for the sockets.
+
+    Raises:
+        BadInput: TMPDIR is too long for a socket's path.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="headway-"))
+    if len(os.fsencode(folder / "commands")) > MAX_SOCKET_PATH:
+        folder.rmdir()
+        raise BadInput("TMPDIR", f"{tempfile.gettempdir()!r} is too long for a socket path; use a shorter folder")
+    return folder
+
+
+class Channel:
+    """One side's two sockets. A socket is used by one thread only: sending and receiving may be two threads.
+
+    Args:
+        folder: from `make_folder`.
+        api: True on the API side, which binds; False on the engine side, which connects.
+    """
+
+    def __init__(self, folder: Path, api: bool) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self._send = self._context.socket(zmq.PUSH)
+        self._receive = self._context.socket(zmq.PULL)
+        for socket in (self._send, self._receive):
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+            socket.setsockopt(zmq.LINGER, 1000 if socket is self._send else 0)
+            socket.setsockopt(zmq.SNDHWM, 0)  # bounded above: by the admission queue, and by one turn per step
+            socket.setsockopt(zmq.RCVHWM, 0)
+        if api:
+            self._send.bind(f"ipc://{folder}/commands")
+            self._receive.bind(f"ipc://{folder}/reports")
+        else:
+            self._receive.connect(f"ipc://{folder}/commands")
+            self._send.connect(f"ipc://{folder}/reports")
+        self._decoder = _reports if api else _commands
+
+    @property
+    def readable_fd(self) -> int:
+        """A file descriptor that becomes readable when messages may have come; then `drain` until empty."""
+        return int(self._receive.getsockopt(zmq.FD))
+
+    def send(self, message: Command | Report) -> None:
+        """Never blocks.
+
+        Raises:
+            EngineDead: nobody is connected at the other end.
+        """
+        try:
+            self._send.send(_encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            raise EngineDead("the other process is not connected") from None
+
+    def poll(self, seconds: float) -> bool:
+        """Wait up to `seconds` for a message to come."""
+        return bool(self._receive.poll(seconds * 1000))
+
+    def receive(self) -> Command | Report:
+        """Block until a message comes."""
+        return self._decoder.decode(self._receive.recv())
+
+    def drain(self) -> list[Command | Report]:
+        """All messages that have come, without waiting."""
+        messages = []
+        while True:
+            try:
+                messages.append(self._decoder.decode(self._receive.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return messages
+
+    def close(self) -> None:
+        """Close both sockets; what was sent gets a second to arrive."""
+        self._send.close()
+        self._receive.close()
+        self._context.term()
