@@ -170,7 +170,11 @@ def test_a_refusal_is_the_callers_mistake(template: ChatTemplate) -> None:
 
 
 @pytest.mark.parametrize(
-    "template", ["{% if messages | length > 1 %}{{ 7 ** (7 ** 10) % 2 }}{% endif %}ok"], indirect=True
+    "template",
+    [
+        "{% if messages | length > 1 %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}ok"
+    ],
+    indirect=True,
 )
 def test_a_bomb_harms_no_later_conversation(template: ChatTemplate) -> None:
     assert template.render([USER]) == "ok"
