@@ -54,8 +54,8 @@ def interval(values: Sequence[float], share: float, confidence: float = CONFIDEN
 
 def _binomial_cdf(count: int, share: float) -> np.ndarray:
     """float64 [count + 1], P(X <= k) for X ~ Binomial(count, share), summed from logarithms."""
-    logs = np.array([math.lgamma(k + 1) for k in range(count + 1)])
     k = np.arange(count + 1)
+    logs = np.cumsum(np.log(np.maximum(k, 1)))  # log k!
     terms = logs[count] - logs - logs[::-1] + k * math.log(share) + (count - k) * math.log1p(-share)
     return np.minimum(1.0, np.cumsum(np.exp(terms)))
 

@@ -1,0 +1,107 @@
+"""What is written down of a run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from headway.bench.html import page
+from headway.bench.lengths import parse_sizes
+from headway.bench.live import frame, sparkline
+from headway.bench.load import Run
+from headway.bench.metrics import Targets, summarize
+from headway.bench.report import COLUMNS, load_records, save_records, table, to_csv, to_json
+from headway.bench.selftest import client_report
+from headway.core.errors import BadInput
+from tests.bench.streams import failed, record, run_of
+
+
+@pytest.fixture
+def run() -> Run:
+    return run_of(record(), record(at_ms=500, cached=3), failed(at_ms=700))
+
+
+@pytest.fixture
+def summary(run: Run) -> dict[str, object]:
+    found = {"url": "http://h", "api": "chat", "model": "<m>", "warnings": ["careful & <b>"]}
+    return found | summarize(run, Targets(ttft_ms=300)) | {"client": client_report(None, run)}
+
+
+def test_csv_has_a_row_per_request(run: Run) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(run.records))))
+    assert len(rows) == 3 and tuple(rows[0]) == COLUMNS
+    assert float(rows[0]["ttft_ms"]) == pytest.approx(200)
+    assert float(rows[1]["intended_s"]) == pytest.approx(0.5)
+    assert rows[2]["failure"] == "http_error" and rows[2]["ttft_ms"] == ""
+
+
+def test_json_is_json_and_refuses_what_is_not_finite(summary: dict[str, object]) -> None:
+    assert json.loads(to_json(summary))["failures"] == {"http_error": 1}
+    with pytest.raises(ValueError, match="finite"):
+        to_json({"x": [float("nan")]})
+
+
+def test_records_survive_the_disk(tmp_path: Path, run: Run) -> None:
+    save_records(tmp_path / "r.json", run, "chat")
+    back, api = load_records(tmp_path / "r.json")
+    assert (back.records, api) == (run.records, "chat")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]"])
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(BadInput, match="not written by"):
+        load_records(tmp_path / "r.json")
+    with pytest.raises(BadInput, match="cannot read"):
+        load_records(tmp_path / "none.json")
+
+
+def test_the_terminal_table_says_what_failed(summary: dict[str, object]) -> None:
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(table(summary))
+    text = console.export_text()
+    assert "time to first token" in text and "http_error: 1 (it failed)" in text and "careful" in text
+
+
+def test_the_page_opens_offline_and_escapes(run: Run, summary: dict[str, object]) -> None:
+    pytest.importorskip("matplotlib")
+    text = page(summary, run)
+    outside = [link for link in re.findall(r'(?:src|href)="([^"#][^"]*)"', text) if not link.startswith("data:")]
+    assert not outside
+    assert "<script" not in text and "<m>" not in text and "careful &amp; &lt;b&gt;" in text
+    assert text.count("<svg") == 4
+
+
+def test_the_page_of_a_run_without_answers(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run = run_of(failed())
+    found = (
+        {"url": "u", "api": "chat", "model": "m", "warnings": []}
+        | summarize(run)
+        | {"client": client_report(None, run)}
+    )
+    assert "http_error" in page(found, run)
+
+
+def test_the_live_frame(run: Run) -> None:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(frame(run.records, 2, 10))
+    text = console.export_text()
+    assert "3 of 10" in text and "http_error" in text and "p50 200.0" in text
+
+
+def test_sparkline() -> None:
+    assert sparkline([1, 2, 4, 8]) == "▁▂▄█"
+    assert sparkline([]) == "" == sparkline([0.0])
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,,2", "0", "-5", "99999999999"])
+def test_bad_sizes_are_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="token counts"):
+        parse_sizes(text)
