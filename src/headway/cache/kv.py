@@ -54,6 +54,7 @@ class KVCache:
     def __init__(self, limits: Capabilities, key: bytes, ttl: int | None = None, verify: bool = False) -> None:
         self.block_size = limits.block_size
         self.windows = limits.windows
+        self.windowed = any(window is not None for window in limits.windows)
         self.hasher = BlockHasher(limits.block_size, key)
         self.pools = tuple(BlockPool(size, ttl, self._count, self._uncount) for size in limits.blocks)
         self.known: dict[bytes, Known] = {}
@@ -89,7 +90,7 @@ class KVCache:
         for pool, window in zip(self.pools, self.windows, strict=True):
             if window is None:
                 length = next((i for i in range(length) if names[i] not in pool.by_name), length)
-        if any(window is not None for window in self.windows):
+        if self.windowed:
             length = self._shrink_to_windows(names[:length])
         if self._verify:
             self._compare(names[:length], tokens)

@@ -141,6 +141,7 @@ class StepDone(Event, frozen=True, kw_only=True, tag="step"):
         emitted: tokens emitted, per row.
         accepted: drafted tokens accepted, over all rows.
         drafted: drafted tokens verified, over all rows.
+        proposed: tokens drafted for the next step, per row; () if none for any.
         shape: size of the step, what a step-time model is fitted on; of the first step if there are several.
         predicted: seconds the model expected; None without one.
         seconds: measured (or simulated) time by part.
@@ -156,6 +157,7 @@ class StepDone(Event, frozen=True, kw_only=True, tag="step"):
     emitted: tuple[int, ...]
     accepted: int = 0
     drafted: int = 0
+    proposed: tuple[int, ...] = ()
     shape: StepShape
     predicted: float | None = None
     seconds: Seconds = Seconds()

@@ -37,8 +37,6 @@ def apply(state: State, flight: Flight, result: StepResult, now: int) -> None:
 
     Fills `state.outputs` with one entry per row that emitted tokens or ended.
     """
-    block_size = state.cache.block_size
-    windowed = any(window is not None for window in state.cache.windows)
     emitted_counts = []
     for row, work in zip(flight.rows, flight.plan.work, strict=True):
         request = row.request
@@ -47,7 +45,7 @@ def apply(state: State, flight: Flight, result: StepResult, now: int) -> None:
         if finish is None:
             if work.sample:
                 first = not request.generated
-                emitted, finish = accept(request, work, result.tokens[work.id])
+                emitted, finish = accept(request, result.tokens[work.id])
                 if first and state.log:
                     state.log.append(FirstToken(now=now, id=work.id, waited=now - request.arrival))
                 if finish is None and result.drafts:
@@ -55,16 +53,8 @@ def apply(state: State, flight: Flight, result: StepResult, now: int) -> None:
             else:
                 request.computed = work.start + work.count
             finish = finish or result.finish.get(work.id)
-            if request.computed // block_size > row.table.sealed:
-                row.table.seal(request.tokens, request.computed)
         emitted_counts.append(len(emitted))
-        if finish is not None:
-            state.finish(row, finish, now)
-        else:
-            if windowed:
-                row.table.trim(request.computed, now)
-            if state.forking and request.computed >= request.prompt_len:
-                state.release_forks(request.id)
+        settle(state, row, finish, now)
         if emitted or finish is not None:
             state.outputs.append(Output(request, emitted, finish))
     for row in [row for row in state.running if row.cancelled]:  # held by the executor, but not part of this step
@@ -84,7 +74,22 @@ def _ended_outside(row: Row, work: Work, result: StepResult) -> Finish | None:
     return None
 
 
-def accept(request: Request, work: Work, emitted: Sequence[int]) -> tuple[tuple[int, ...], Finish | None]:
+def settle(state: State, row: Row, finish: Finish | None, now: int) -> None:
+    """What follows from a row's new `computed`: full blocks get their names; then the row ends, or lets go of what is
+    behind its windows and of the choices that waited for its prompt."""
+    request, table = row.request, row.table
+    if request.computed // state.cache.block_size > table.sealed:
+        table.seal(request.tokens, request.computed)
+    if finish is not None:
+        state.finish(row, finish, now)
+        return
+    if state.cache.windowed:
+        table.trim(request.computed, now)
+    if state.forking and request.computed >= request.prompt_len:
+        state.release_forks(request.id)
+
+
+def accept(request: Request, emitted: Sequence[int]) -> tuple[tuple[int, ...], Finish | None]:
     """Append what was emitted (accepted drafts, then one drawn token) up to the first that ends the request.
 
     Rejected drafts are rolled back: their positions do not count as computed. -> tokens appended, why it ended.
@@ -127,6 +132,7 @@ def step_done(flight: Flight, result: StepResult, emitted: Sequence[int], now: i
         emitted=tuple(emitted),
         accepted=sum(max(0, count - 1) for count in emitted) if drafted else 0,
         drafted=drafted,
+        proposed=tuple([len(row.request.draft) for row in flight.rows]) if result.drafts else (),
         shape=flight.shape,
         predicted=flight.plan.predicted,
         seconds=result.seconds,

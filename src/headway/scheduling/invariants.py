@@ -18,6 +18,7 @@ def check(scheduler: Scheduler) -> None:
     check_names(scheduler.cache)
     check_places(scheduler.state)
     check_counters(scheduler.state)
+    check_reserves(scheduler.state)
     if scheduler.flight is None:
         assert len(scheduler.state.running) <= scheduler.limits.max_rows, "law: running rows never exceed max_rows"
 
@@ -95,6 +96,16 @@ def check_counters(state: State) -> None:
             part = request.tokens[index * cache.block_size : (index + 1) * cache.block_size]
             known = cache.known.get(name)
             assert known is None or known.payload == cache.hasher.pack(part), f"law: equal names, equal tokens ({row})"
+
+
+def check_reserves(state: State) -> None:
+    """What rows admitted with their worst case may still need is there, once all others yield."""
+    cache = state.cache
+    strict = [row for row in state.running if row.strict]
+    for group, pool in enumerate(cache.pools):
+        owned = {block for row in strict for block in row.table.blocks[group][row.table.first[group] :]}
+        needs = [cache.holding(group, row.request.max_len - 1) - row.table.held(group) for row in strict]
+        assert sum(max(0, need) for need in needs) <= pool.size - len(owned), "law: reserves of strict rows are there"
 
 
 def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:

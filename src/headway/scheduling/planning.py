@@ -216,13 +216,14 @@ class Step:
 
     def _fits(self, row: Row, hit: Hit, owed: list[int]) -> bool:
         """Optimistic admission: the row's known tokens (its worst case, if strict) fit beside what running rows are
-        still owed, and one more block for each of them."""
+        still owed, and one more block for each of them and for itself. Alone it always fits: `add` made sure."""
         state = self._state
+        headroom = len(state.running) + 1 if state.running else 0
         for group, pool in enumerate(state.cache.pools):
             shared = hit.blocks[group][hit.first[group] :]
             needed = state.cache.holding(group, self._claim(row)) - len(shared)
             revived = sum(pool.refs[block] == 0 for block in shared)  # available no more once they are shared
-            if pool.available - revived - owed[group] - len(state.running) < needed:
+            if pool.available - revived - owed[group] - headroom < needed:
                 return False
         return True
 

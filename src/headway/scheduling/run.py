@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from headway.core.events import FirstToken, StepDone
 from headway.core.step import Seconds
-from headway.scheduling.commit import Flight, accept
+from headway.scheduling.commit import Flight, accept, settle
 from headway.scheduling.planning import BY_POLICY, NO_ROWS
 from headway.scheduling.row import Row
 from headway.scheduling.state import Output, State
@@ -64,24 +64,22 @@ def apply_run(
     for row in flight.rows:
         row.request.tokens.extend(tokens[row.request.id][:-1])
     due = _boundaries(state, flight.rows, starts, steps)
-    for step, now in enumerate(times, start=1):
+    for step, now in enumerate(times[:-1], start=1):
         for index in due.get(step, ()):
-            table, request = flight.rows[index].table, flight.rows[index].request
-            table.seal(request.tokens, starts[index] + step)
-            table.trim(starts[index] + step, now)
-        if step < steps:  # the next step is planned
-            state.cache.expire(now)
-            for index in due.get(step, ()):
-                flight.rows[index].table.grow(starts[index] + step + 1)
+            row = flight.rows[index]
+            row.request.computed = starts[index] + step
+            settle(state, row, None, now)
+        state.cache.expire(now)  # here the next step is planned
+        for index in due.get(step, ()):
+            flight.rows[index].table.grow(starts[index] + step + 1)
     if state.log:
         for row in fresh:
             waited = times[0] - row.request.arrival
             state.log.append(FirstToken(now=times[0], id=row.request.id, waited=waited))
     for row, work in zip(flight.rows, flight.plan.work, strict=True):
         emitted = tuple(tokens[work.id])
-        _, finish = accept(row.request, work, emitted[-1:])
-        if finish is not None:
-            state.finish(row, finish, times[-1])
+        _, finish = accept(row.request, emitted[-1:])
+        settle(state, row, finish, times[-1])
         state.outputs.append(Output(row.request, emitted, finish))
     if state.log:
         state.log.append(_run_done(flight, times, seconds))

@@ -11,9 +11,13 @@ Same calls with the same arguments give the same plans.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from headway.cache.kv import KVCache
 from headway.core.errors import Reject, Rejected
+from headway.core.event_file import Header
 from headway.core.events import Cancelled, EventLog, Idle, Refused, StepPlanned
 from headway.core.request import Request
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult
@@ -66,6 +70,7 @@ class Scheduler:
         self._budget = budget or Budget()
         self._model = model
         self._log = log
+        self._ttl = ttl
         self._max_waiting = max_waiting
         self._max_waiting_tokens = max_waiting_tokens
         self._steps = 0
@@ -85,6 +90,23 @@ class Scheduler:
     def idle(self) -> bool:
         """No request is live, and the executor has nothing to drop."""
         return not self.state.rows and not self.state.gone and self.flight is None
+
+    def header(self, profile: dict[str, Any] | None = None, config: dict[str, Any] | None = None) -> Header:
+        """First line of an event file of this scheduler; write it before anything is added.
+
+        Args:
+            profile: figures of the step-time model.
+            config: whatever else describes the run.
+        """
+        return Header(
+            limits=self.limits,
+            policy=self.policy.name,
+            budget=msgspec.structs.asdict(self._budget),
+            ttl=self._ttl,
+            profile=profile,
+            cached_blocks=tuple(len(pool.by_name) for pool in self.cache.pools),
+            config=config or {},
+        )
 
     def add(self, request: Request) -> tuple[Request, ...]:
         """Accept a request; with n > 1, all its choices (ids "x", "x#1", ...), which are returned.

@@ -1,0 +1,125 @@
+"""Events on disk: JSON lines, a header first. Enough to replay every plan, to fit the step-time model, and to share a
+bill among rows; no text and no token ids.
+
+    {"event":"header","format":"headway-events","version":1,"limits":{...},"policy":"chunked",...}
+    {"event":"queued","now":...,"id":"a","number":0,"prompt_tokens":40,"max_len":56,"names":["...","..."]}
+    {"event":"planned","now":...,"step":0,"digest":"..."}
+    {"event":"step","now":...,"step":0,"planned":...,"rows":[0],"counts":[40],"emitted":[1],"seconds":{...},...}
+
+Bytes are base64. What was drained before a step lies between the "step" line before it and its "planned" line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from headway.core.errors import HeadwayError
+from headway.core.events import AnyEvent, StepDone
+from headway.core.step import Capabilities
+
+FORMAT = "headway-events"
+VERSION = 1
+MOST_LINE_BYTES = 1 << 24  # the names of a prompt of 20 million tokens
+
+
+class EventFileError(HeadwayError):
+    """An event file is truncated, foreign, or too large. Names file, line and fault."""
+
+    exit_code = 2
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="header"):
+    """What a run was, before its first event.
+
+    Attributes:
+        limits: what the executor could do.
+        policy: name of the scheduling policy.
+        budget: its figures by name, as in `scheduling.budget.Budget`.
+        ttl: time-to-live of cached blocks, ps.
+        profile: the step-time model's figures; None if there was none.
+        cached_blocks: per KV group, blocks with content when the log began; a log begins with its scheduler, so 0.
+        config: whatever else describes the run (model, version, flags), for the reader's eyes.
+    """
+
+    format: str = FORMAT
+    version: int = VERSION
+    limits: Capabilities
+    policy: str
+    budget: dict[str, float | None] = {}
+    ttl: int | None = None
+    profile: dict[str, Any] | None = None
+    cached_blocks: tuple[int, ...] = ()
+    config: dict[str, Any] = {}
+
+
+class EventWriter:
+    """Writes events to a file; subscribe it to an `EventLog`. Flushed after every step. A context manager."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._encoder = msgspec.json.Encoder()
+        self._file = open(path, "wb")  # noqa: SIM115  closed by `close`
+        self._write(header)
+
+    def __call__(self, event: AnyEvent) -> None:
+        self._write(event)
+        if isinstance(event, StepDone):
+            self._file.flush()
+
+    def _write(self, line: Header | AnyEvent) -> None:
+        self._file.write(self._encoder.encode(line) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> EventWriter:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def read_header(path: Path) -> Header:
+    """The first line. EventFileError if this is not an event file this version can read."""
+    with open(path, "rb") as file:
+        line = file.readline(MOST_LINE_BYTES)
+    try:
+        about = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+        named, version = (msgspec.json.decode(about[name]) for name in ("format", "version"))
+    except (msgspec.DecodeError, KeyError):
+        raise EventFileError(f"{path}: not an event file (its first line is no header)") from None
+    if named != FORMAT:
+        raise EventFileError(f"{path}: not an event file (its format is {named!r}, not {FORMAT!r})")
+    if version != VERSION:
+        raise EventFileError(f"{path}: written in version {version!r} of the format; this program reads {VERSION}")
+    try:
+        return msgspec.json.decode(line, type=Header)
+    except (msgspec.DecodeError, HeadwayError) as error:
+        raise EventFileError(f"{path}, line 1: {error}") from None
+
+
+def read_events(path: Path) -> Iterator[AnyEvent]:
+    """The events in order, one line in memory at a time.
+
+    Raises:
+        EventFileError: a line is cut off, too long, or no event. Everything before it was yielded.
+    """
+    read_header(path)
+    decoder = msgspec.json.Decoder(AnyEvent)
+    with open(path, "rb") as file:
+        file.readline()
+        number = 1
+        while line := file.readline(MOST_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MOST_LINE_BYTES:
+                raise EventFileError(f"{path}, line {number}: longer than {MOST_LINE_BYTES} bytes")
+            if not line.endswith(b"\n"):
+                raise EventFileError(f"{path}, line {number}: cut off; the file is incomplete")
+            try:
+                yield decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise EventFileError(f"{path}, line {number}: {error}") from None

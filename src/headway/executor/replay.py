@@ -1,0 +1,207 @@
+"""A recorded run played again: the same scheduler, fed what it was fed, must plan the same steps.
+
+The recording has no tokens, but it has the names of full blocks. Tokens are made up from them: equal names, equal
+tokens; different names, different tokens. So prefix hits happen again where they happened, and nothing is disclosed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from headway.core.errors import BadInput
+from headway.core.event_file import Header, read_events, read_header
+from headway.core.events import AnyEvent, Cancelled, Finished, Idle, Queued, StepDone, StepPlanned
+from headway.core.request import Finish, Request, SamplingParams
+from headway.core.step import Capabilities, StepPlan, StepResult
+from headway.scheduling.budget import Budget, StepTimeModel
+from headway.scheduling.digest import digest_of
+from headway.scheduling.policies import policy_named
+from headway.scheduling.scheduler import Scheduler
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """The first step that was planned differently, and the plan made now."""
+
+    step: int
+    plan: StepPlan
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """Outcome of a replay: steps planned alike, and the first that was not (None = all were)."""
+
+    steps: int
+    difference: Difference | None
+
+
+class Recording:
+    """An event file in memory, with made-up tokens for each of its requests."""
+
+    def __init__(self, path: Path) -> None:
+        self.header: Header = read_header(path)
+        if any(self.header.cached_blocks):
+            raise BadInput(str(path), "the recording begins with a warm cache, which cannot be replayed")
+        self.events: list[AnyEvent] = list(read_events(path))
+        self.steps = {event.step: event for event in self.events if isinstance(event, StepDone)}
+        self.digests = {event.step: event.digest for event in self.events if isinstance(event, StepPlanned)}
+        self.queued: dict[int, Queued] = {}  # by request number
+        self.tokens: dict[int, list[int]] = {}  # prompt and answer
+        self.ends: dict[int, list[Finished]] = {}  # step -> requests that ended with it
+        self._read()
+
+    def _read(self) -> None:
+        live: dict[str, int] = {}  # an id may come again after its request has finished
+        flying: int | None = None
+        for event in self.events:
+            match event:
+                case Queued():
+                    live[event.id] = event.number
+                    self.queued[event.number] = event
+                case StepPlanned():
+                    flying = event.step
+                case StepDone():
+                    flying = None
+                case Finished():
+                    number = live.pop(event.id)
+                    self.tokens[number] = self._made_up(number, event.names, event.prompt_tokens + event.generated)
+                    if flying is not None:
+                        self.ends.setdefault(flying, []).append(event)
+        for number in live.values():  # their answers have no names yet: nobody can have reused them
+            queued = self.queued[number]
+            self.tokens[number] = self._made_up(number, queued.names, queued.max_len)
+
+    def _made_up(self, number: int, names: tuple[bytes, ...], length: int) -> list[int]:
+        """Tokens far outside of any vocabulary: negative ones by name for full blocks, huge unique ones after them."""
+        size = self.header.limits.block_size
+        named = [-1 - (int.from_bytes(name[:8], "little") >> 1) for name in names for _ in range(size)]
+        return named + [(1 << 62) + (number << 24) + position for position in range(len(named), length)]
+
+    def request(self, number: int) -> Request:
+        """Request `number` as it came, with made-up tokens."""
+        queued = self.queued[number]
+        return Request(
+            queued.id,
+            self.tokens[number][: queued.prompt_tokens],
+            SamplingParams(seed=0, min_tokens=queued.min_tokens, prompt_logprobs=0 if queued.prompt_logprobs else None),
+            max_len=queued.max_len,
+            arrival=queued.now,
+            priority=queued.priority,
+            deadline=queued.deadline,
+            adapter=queued.adapter,
+            choice=queued.choice,
+            parent=queued.parent,
+        )
+
+
+class Differs(Exception):
+    """A plan is not the recorded one."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        super().__init__(f"step {plan.step} was planned differently")
+        self.plan = plan
+
+
+class ReplayExecutor:
+    """Answers each plan with the recorded result, after making sure that it is the recorded plan."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._emitted: dict[int, int] = {}  # request number -> tokens known so far
+
+    def capabilities(self) -> Capabilities:
+        return self._recording.header.limits
+
+    def submit(self, plan: StepPlan) -> int:
+        """Differs: the plan is not the recorded one."""
+        if self._recording.digests.get(plan.step) != digest_of(plan):
+            raise Differs(plan)
+        return plan.step
+
+    def collect(self, ticket: int) -> StepResult:
+        """The result of a single step. A step that was recorded as a run of several is taken by `collect_run`."""
+        step = self._recording.steps[ticket]
+        result = StepResult(
+            ticket, tokens=self.collect_run(ticket), finish={}, failed={}, drafts={}, seconds=step.seconds
+        )
+        for end in self._recording.ends.get(ticket, ()):
+            if end.reason == "stop":
+                result.finish[end.id] = Finish("stop")
+            elif end.reason == "error":
+                result.failed[end.id] = "failed in the recorded run"
+        for number, proposed in zip(step.rows, step.proposed, strict=False):
+            result.drafts[self._recording.queued[number].id] = (0,) * proposed
+        return result
+
+    def collect_run(self, ticket: int) -> dict[str, tuple[int, ...]]:
+        """Tokens of a step, or of the several it stands for, by row."""
+        step = self._recording.steps[ticket]
+        tokens = {}
+        for number, count in zip(step.rows, step.emitted, strict=True):
+            queued = self._recording.queued[number]
+            known = self._emitted.get(number, queued.prompt_tokens)
+            if count:
+                tokens[queued.id] = tuple(self._recording.tokens[number][known : known + count])
+                self._emitted[number] = known + count
+        return tokens
+
+    def reset(self) -> None:
+        self._emitted.clear()
+
+    def close(self) -> None:
+        self.reset()
+
+
+def replay(
+    path: Path, model: StepTimeModel | None = None, watch: Callable[[Scheduler], None] | None = None
+) -> Replayed:
+    """Drive a fresh scheduler through a recording until it plans otherwise, or to the end.
+
+    Args:
+        path: an event file.
+        model: the step-time model of the run; needed if its budget was in milliseconds.
+        watch: called after every step, for tests and debuggers.
+
+    Raises:
+        EventFileError: the file cannot be read.
+        BadInput: the recording cannot be replayed.
+    """
+    recording = Recording(path)
+    header = recording.header
+    budget = msgspec.convert(header.budget, Budget)
+    if budget.milliseconds is not None and model is None:
+        raise BadInput(str(path), "its budget is in milliseconds; give the step-time model of the run")
+    scheduler = Scheduler(
+        header.limits, key=b"", policy=policy_named(header.policy), budget=budget, model=model, ttl=header.ttl
+    )
+    executor = ReplayExecutor(recording)
+    try:
+        for event in recording.events:
+            _feed(scheduler, executor, recording, event)
+            if watch is not None and isinstance(event, StepDone):
+                watch(scheduler)
+    except Differs as difference:
+        return Replayed(difference.plan.step, Difference(difference.plan.step, difference.plan))
+    return Replayed(len(recording.steps), None)
+
+
+def _feed(scheduler: Scheduler, executor: ReplayExecutor, recording: Recording, event: AnyEvent) -> None:
+    """What the engine did at this event, done again."""
+    match event:
+        case Queued():
+            scheduler.add(recording.request(event.number))
+        case Cancelled():
+            scheduler.cancel(event.id, event.now)
+        case Finished() if scheduler.flight is None:
+            scheduler.cancel(event.id, event.now)  # a deadline passed; if it was a cancel, it is gone already
+        case StepPlanned():
+            executor.submit(scheduler.plan(event.now))
+        case StepDone() if event.steps > 1:
+            scheduler.commit_run(executor.collect_run(event.step), event.times, event.seconds)
+        case StepDone():
+            scheduler.commit(executor.collect(event.step), event.now)
+        case Idle():
+            plan = scheduler.plan(event.now)
+            if not plan.empty:
+                raise Differs(plan)
