@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import astuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from headway.core.request import SamplingParams
 from headway.core.step import RowInit
 from headway.sampling.noise import dense_uniforms
 from headway.sampling.pipeline import Survivors, adjust, draw, keep_min_p, keep_top_p, sample, truncate
-from headway.sampling.rows import RowFailure, RowState, check_params
+from headway.sampling.rows import RowFailure, RowState, TokenCounts, check_params
 from headway.sampling.select import largest
 from headway.sampling.verify import verify
 
@@ -176,6 +177,24 @@ def test_a_bad_row_fails_alone(bad: float, sentence: str, temperature: float) ->
     assert sentence in result.failed.pop(1)
     assert not result.failed
     assert [result.tokens[0], result.tokens[2]] == alone.tokens
+
+
+def test_a_row_without_log_probabilities_fails_before_its_token_counts() -> None:
+    logits = random_logits(0)
+    logits[0, 5] = np.nan  # masked, so a token could be drawn, but the raw distribution does not exist
+    state = row(stop=(5,), min_tokens=3, logprobs=1, presence_penalty=1.0)
+    result = sample(logits, [state], [2])
+    assert (result.tokens, result.logprobs) == ([-1], [None])
+    assert "no log probabilities" in result.failed[0]
+    assert state.output is not None and not len(state.output.ids)
+
+
+@given(st.lists(st.integers(0, 40)), st.lists(st.integers(0, 40)))
+def test_counts_equal_a_recount(before: list[int], after: list[int]) -> None:
+    counts = TokenCounts(before)
+    for token in after:
+        counts.add(token)
+    assert dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True)) == Counter(before + after)
 
 
 def test_minus_infinity_is_a_mask_not_a_fault() -> None:

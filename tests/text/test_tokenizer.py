@@ -9,11 +9,14 @@ import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_tokenizers import CORPUS, SPECIAL, TRICKY, gguf_metadata, gguf_source, hf_source
-from tokenizers import decoders, models, processors
+from tokenizers import decoders, models
+from transformers import AutoTokenizer
 
 from headway.core.errors import BadInput, ModelFileError
+from headway.model.load import describe
+from headway.model.source import DEFAULT_MODEL, resolve
 from headway.text.tokenizer import Tokenizer
+from tests.text.small_tokenizers import CORPUS, SPECIAL, TRICKY, gguf_metadata, gguf_source, hf_source
 
 shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -179,21 +182,17 @@ def test_a_decoder_without_bytes_is_refused(tmp_path: Path) -> None:
 # -- against transformers ----------------------------------------------------------------------------------------------
 
 
-def test_demo_checkpoint_equals_transformers(demo_gguf: Path) -> None:
+def test_the_built_in_model_is_read_as_transformers_reads_it() -> None:
     """transformers' own GGUF reader does not know SmolLM's digit rule, so it is given the rule of the original."""
-    transformers = pytest.importorskip("transformers")
-    gguf = pytest.importorskip("gguf")
-    fields = gguf.GGUFReader(demo_gguf).fields
-    metadata = {key: field.contents() for key, field in fields.items() if key.startswith("tokenizer.")}
-    ours = Tokenizer(gguf_source(metadata, add_bos=False))
-    theirs = transformers.AutoTokenizer.from_pretrained(demo_gguf.parent, gguf_file=demo_gguf.name)
+    path = resolve(DEFAULT_MODEL)
+    ours = Tokenizer(describe(path).tokenizer)
+    theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     theirs.backend_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
         [
             tokenizers.pre_tokenizers.Digits(individual_digits=True),
             tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=True),
         ]
     )
-    theirs.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     for text in TRICKY:
         ids = theirs.encode(text, add_special_tokens=False)
         assert ours.encode(text) == ids

@@ -76,6 +76,7 @@ def sample(logits: np.ndarray, rows: Sequence[RowState], positions: Sequence[int
                 (report,) = token_logprobs(logits[index : index + 1], [token], row.params.logprobs)
             row.observe(token)
         except RowFailure as failure:
+            token = -1
             result.failed[index] = str(failure)
         result.tokens.append(token)
         result.logprobs.append(report)

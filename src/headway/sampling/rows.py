@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -21,11 +22,12 @@ class TokenCounts:
     __slots__ = ("_counts", "_ids", "_index")
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
-        self._index: dict[int, int] = {}
-        self._ids = np.zeros(16, np.int64)
-        self._counts = np.zeros(16, np.float32)
-        for token in tokens:
-            self.add(token)
+        counted = Counter(tokens)
+        self._index = {token: index for index, token in enumerate(counted)}
+        self._ids = np.zeros(len(counted) + 16, np.int64)
+        self._counts = np.zeros(len(counted) + 16, np.float32)
+        self._ids[: len(counted)] = list(counted)
+        self._counts[: len(counted)] = list(counted.values())
 
     def add(self, token: int) -> None:
         index = self._index.setdefault(token, len(self._index))
