@@ -131,6 +131,8 @@ def table(summary: dict[str, Any]) -> RenderableType:
     ]  # fmt: skip
     for kind, count in summary["failures"].items():
         lines.append(Text(f"failed, {kind}: {count} ({summary['failure_messages'][kind]})", style="red"))
+    if prediction := summary.get("prediction"):
+        lines += _prediction(prediction)
     if "slo" in summary:
         slo = summary["slo"]
         low, high = slo["ci95"]
@@ -150,6 +152,26 @@ def table(summary: dict[str, Any]) -> RenderableType:
     if not client["valid"]:
         lines.append(Text(f"INVALID: {client['reason']}", style="bold red"))
     return Group(*lines)
+
+
+def _prediction(found: dict[str, Any]) -> list[RenderableType]:
+    """Measured beside predicted, with the terms of the prediction."""
+    if "metrics" not in found:
+        return [Text(f"no prediction: {found['reason']}", style="yellow")]
+    where = f"{found['model']} on {found['gpus']} x {found['hardware']}"
+    grid = Table(title=f"Beside the bound of {where}, batch {found['batch']:.1f}", title_justify="left")
+    for name in ("ms", "measured p50", "bound", "ratio", "terms of the bound"):
+        grid.add_column(name, justify="left" if name in ("ms", "terms of the bound") else "right")
+    for key, row in found["metrics"].items():
+        terms = sorted(row["terms"].items(), key=lambda term: -term[1])
+        waterfall = ", ".join(f"{name} {_cell(value)}" for name, value in terms[:4])
+        ratio = row["measured_over_predicted"]
+        grid.add_row(LATENCIES[key], _cell(row["measured"]), _cell(row["predicted"]), _cell(ratio), waterfall)
+    shares = [f"{name} {found[key]:.1%}" for key, name in (("mbu", "MBU"), ("mfu", "MFU")) if found[key] is not None]
+    lines: list[RenderableType] = [grid, Text(", ".join(shares))]
+    if found["reason"]:
+        lines.append(Text(found["reason"], style="bold red"))
+    return lines
 
 
 def _cell(value: float | None) -> str:

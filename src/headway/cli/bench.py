@@ -52,7 +52,12 @@ def bench(
     attainment: Annotated[float, typer.Option(help="Share of requests that must meet all targets.")] = 0.9,
     search: Annotated[bool, typer.Option("--search", help="Search the goodput, from --rate on.")] = False,
     resolution: Annotated[float, typer.Option(help="Relative width at which the search stops.")] = 0.1,
-    gpus: Annotated[int, typer.Option(help="Goodput is also given per GPU.")] = 1,
+    gpus: Annotated[int, typer.Option(help="GPUs behind the endpoint.")] = 1,
+    predict: Annotated[bool, typer.Option("--predict", help="Put the step-time model's bound beside it.")] = False,
+    shape: Annotated[str | None, typer.Option(help="Model behind the endpoint: name, folder or .gguf.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="Device: a name, or a profile of `headway probe`.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Of its weights, where not the checkpoint's.")] = None,
+    kv_precision: Annotated[str | None, typer.Option(help="Of its KV cache.")] = None,
     as_tool: Annotated[
         str | None, typer.Option("--as", help="Also as vllm, sglang, guidellm or aiperf define it.")
     ] = None,
@@ -103,6 +108,7 @@ def bench(
         from headway.bench.html import need_plots
 
         need_plots()
+    machine = _machine(shape or model, hardware, gpus, precision, kv_precision) if predict or hardware else None
     with LiveView(requests + warmup) as progress:
         measured = run_async(
             measure(
@@ -111,6 +117,10 @@ def bench(
             )
         )  # fmt: skip
     summary = measured.summary
+    if machine is not None:
+        from headway.bench.predict import predict as predict_run
+
+        summary["prediction"] = predict_run(measured.run, summary, machine)
     if search and targets is not None:
         found = search_goodput(
             replace(endpoint, model=summary["model"]), load, workload, targets,
@@ -236,6 +246,24 @@ def _targets(slo: str, ttft: float | None, tpot: float | None, e2e: float | None
     single = {"ttft_ms": ttft, "tpot_ms": tpot, "e2e_ms": e2e}
     targets = replace(targets, **{name: value for name, value in single.items() if value is not None})
     return targets if targets.limits else None
+
+
+def _machine(shape: str, hardware: str | None, gpus: int, precision: str | None, kv_precision: str | None) -> Any:
+    """What --predict is to assume behind the endpoint."""
+    from headway.bench.predict import Machine
+    from headway.core.errors import BadInput
+    from headway.plan.models import load_shape
+    from headway.roofline.hardware import find_hardware
+    from headway.roofline.probe import device_of, load_profile
+
+    if not shape:
+        raise BadInput("--shape", "is needed for --predict: the model behind the endpoint")
+    if hardware is None:
+        raise BadInput("--hardware", "is needed for --predict: a catalogue name, or a profile of `headway probe`")
+    device = device_of(load_profile(hardware)) if Path(hardware).is_file() else find_hardware(hardware)
+    machine = Machine.of(load_shape(shape), device, gpus, precision, kv_precision)
+    machine.model()  # refuses what cannot be, before the run
+    return machine
 
 
 def _print(summary: dict[str, Any], json_out: bool) -> None:
