@@ -17,6 +17,14 @@ class Config(Protocol):
     @property
     def layers(self) -> int: ...
     @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def tied(self) -> bool: ...
+    @property
     def hidden_size(self) -> int: ...
     @property
     def intermediate_size(self) -> int: ...
@@ -33,11 +41,13 @@ class Decoder:
     Attributes:
         config: the family's config.
         weights: the tensors to prepare, by role; each is needed once.
+        parts: role of a weight -> the part it plays in a step, a field of `roofline.shape.ByRole`.
         groups: bytes per cached number -> what it caches.
         build: prepared weights by role -> the forward pass.
     """
 
     config: Config
     weights: dict[str, Weight]
+    parts: dict[str, str]
     groups: Callable[[float], tuple[KVGroup, ...]]
     build: Callable[[Mapping[str, Prepared]], Forward]

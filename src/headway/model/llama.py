@@ -77,6 +77,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     return Decoder(
         config=config,
         weights=weights,
+        parts={role: _PARTS[role.rpartition(".")[2]] for role in names},
         groups=lambda dtype_bytes: kv_groups(config, dtype_bytes),
         build=lambda prepared: build(config, prepared, rope(config, factors)),
     )
@@ -225,6 +226,12 @@ _BIASES = {
     "o_bias": ("self_attn.o_proj.bias", "attn_output.bias"),
 }
 
+# Last part of a role -> the part it plays in a step.
+_PARTS = {
+    "embed": "embed", "head": "head", "norm": "norm", "attention_norm": "norm", "mlp_norm": "norm",
+    "gate": "mlp", "up": "mlp", "down": "mlp",
+} | dict.fromkeys(("q", "k", "v", "o", *_BIASES), "attention")  # fmt: skip
+
 
 def tensor_names(config: LlamaConfig, gguf: bool) -> dict[str, str]:
     """Role ("embed", "3.q") -> tensor name in the file."""
@@ -249,9 +256,17 @@ def tensor_shape(config: LlamaConfig, role: str) -> tuple[int, ...]:
 
 
 def kv_groups(config: LlamaConfig, dtype_bytes: float) -> tuple[KVGroup, ...]:
-    """Every layer caches all positions."""
+    """Every layer caches all positions. A query-key pair costs 2 FLOPs per number of a head, for its score and again
+    for its value, in every query head (SPEC B2)."""
     width = config.head_dim
-    return (KVGroup("full", tuple(range(config.layers)), config.kv_heads, width, width, dtype_bytes=dtype_bytes),)
+    flops = 4.0 * config.heads * width
+    layers = tuple(range(config.layers))
+    return (
+        KVGroup(
+            "full", layers, config.kv_heads, width, width,
+            dtype_bytes=dtype_bytes, decode_flops=flops, prefill_flops=flops,
+        ),
+    )  # fmt: skip
 
 
 def _ignored(config: LlamaConfig) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from headway.model.checkpoint import open_checkpoint, tokenizer_source
 from headway.model.family import Config, Decoder
 from headway.model.source import Progress, resolve
 from headway.ops.protocol import Backend, Forward
-from headway.roofline.shape import KVGroup
+from headway.roofline.shape import ByRole, KVGroup, ModelShape
 from headway.text.source import TokenizerSource
 
 FAMILIES = {"llama": llama.decoder}  # architecture, as checkpoints name it -> family
@@ -63,11 +64,13 @@ class Model:
     Attributes:
         info: what it is.
         groups: what it caches, in the backend's cache type.
+        shape: sizes for the step-time model, with the bytes the weights take on this backend.
         forward: its forward pass, for `backend.compile`.
     """
 
     info: ModelInfo
     groups: tuple[KVGroup, ...]
+    shape: ModelShape
     forward: Forward
 
 
@@ -88,8 +91,37 @@ def load(source: str | Path, backend: Backend, progress: Progress | None = None)
         ModelFileError, BadInput: as `describe`.
     """
     info, decoder = _open(source, progress)
-    prepared = {role: backend.prepare(weight) for role, weight in decoder.weights.items()}
-    return Model(info, decoder.groups(backend.kv_dtype_bytes), decoder.build(prepared))
+    groups = decoder.groups(backend.kv_dtype_bytes)
+    prepared, taken = {}, Counter[str]()
+    for role, weight in decoder.weights.items():
+        before = backend.weight_bytes
+        prepared[role] = backend.prepare(weight)
+        taken[decoder.parts[role]] += backend.weight_bytes - before
+    return Model(info, groups, _shape(info, decoder, taken, groups), decoder.build(prepared))
+
+
+def _shape(info: ModelInfo, decoder: Decoder, taken: Mapping[str, int], groups: tuple[KVGroup, ...]) -> ModelShape:
+    """taken: bytes by part, as the backend holds them."""
+    config = info.config
+    params = Counter[str]()
+    for role, weight in decoder.weights.items():
+        params[decoder.parts[role]] += math.prod(weight.shape)
+    return ModelShape(
+        name=info.name,
+        family=info.architecture,
+        layers=config.layers,
+        d_model=config.hidden_size,
+        vocab=config.vocab_size,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_width=config.head_dim,
+        params=ByRole(**params),
+        stored=ByRole(**taken),
+        groups=groups,
+        tied=config.tied,
+        context=config.context_length,
+        weight_format=max(info.formats, key=info.formats.__getitem__),
+    )
 
 
 def _open(source: str | Path, progress: Progress | None) -> tuple[ModelInfo, Decoder]:

@@ -157,7 +157,11 @@ class Backend(Protocol):
     name: str
     deterministic: bool  # a row's result never depends on its neighbours or on how its prompt was cut
     kv_dtype_bytes: float  # bytes per cached number
-    weight_bytes: int  # bytes held by the weights prepared so far
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes held by the weights prepared so far."""
+        ...
 
     def prepare(self, weight: Weight) -> Prepared:
         """Bring a weight into the form this backend computes with. Called once per weight, at load; a tied weight is

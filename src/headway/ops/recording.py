@@ -70,6 +70,10 @@ class RecordingBackend:
         self.recorded = 0
         self._layout: CacheLayout | None = None
 
+    @property
+    def weight_bytes(self) -> int:
+        return self._inner.weight_bytes
+
     def prepare(self, weight: Weight) -> RecordedWeight:
         return RecordedWeight(weight.shape, self._inner.prepare(weight))
 
