@@ -9,6 +9,8 @@ import sys
 VERBS = {
     "demo": "Answer one question with the built-in model, and show what it cost.",
     "chat": "Talk to a model in the terminal.",
+    "serve": "Serve a model over HTTP, as OpenAI's API does.",
+    "top": "Watch a running server.",
     "generate": "Complete prompts, from the command line or a file.",
     "doctor": "Say what this machine has, and how fast a model should run on it.",
     "plan": "Size and price a deployment from first principles.",

@@ -23,11 +23,18 @@ def step(text: str) -> None:
 
 
 @contextmanager
-def load_model(model: str | None, *, quiet: bool = False, **options: Any) -> Iterator[LLM]:
-    """Load a model with a progress bar, print its memory plan, close it at the end."""
+def fetching(quiet: bool = False) -> Iterator[Any]:
+    """A callback for `model.source.resolve` that shows a progress bar."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=stderr, transient=True, disable=quiet) as bars:
-        llm = LLM(model, progress=_reporter(bars), **options)
+        yield _reporter(bars)
+
+
+@contextmanager
+def load_model(model: str | None, *, quiet: bool = False, **options: Any) -> Iterator[LLM]:
+    """Load a model with a progress bar, print its memory plan, close it at the end."""
+    with fetching(quiet) as progress:
+        llm = LLM(model, progress=progress, **options)
     try:
         if not quiet:
             engine = llm.engine

@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.core.clock import WallClock, to_ps
 from headway.core.errors import BadInput
-from headway.core.events import EventLog
+from headway.core.events import EventLog, Fold
 from headway.core.step import Capabilities
 from headway.engine.loop import EngineLoop
 from headway.engine.machine import free_memory, usable_cores
@@ -66,13 +66,11 @@ class Engine:
         return self.loop.scheduler.limits.max_model_len
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a plain text (with the model's start token, if it has one); ids are passed through, checked."""
+        """Token ids of a plain text (with the model's start token, if it has one); ids are passed through."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        vocab = self.info.vocab_size
-        for token in prompt:
-            if not isinstance(token, int) or not 0 <= token < vocab:
-                raise BadInput("prompt", f"{token!r} is not a token id from 0 to {vocab - 1}")
+        if not all(isinstance(token, int) for token in prompt):
+            raise BadInput("prompt", "give a text, or a list of token ids")
         return list(prompt)
 
     def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
@@ -93,8 +91,15 @@ def make_backend(name: str, threads: int) -> Backend:
     return ReferenceBackend()
 
 
-def build_engine(options: EngineOptions, progress: Progress | None = None) -> Engine:
+def build_engine(
+    options: EngineOptions, progress: Progress | None = None, subscribers: Sequence[Fold] = ()
+) -> Engine:
     """Load the model and get everything ready to serve.
+
+    Args:
+        options: how.
+        progress: called while the model is fetched.
+        subscribers: folds that receive every event of the engine.
 
     Raises:
         HeadwayError: an option cannot be honoured, or the model's files are at fault.
@@ -107,7 +112,7 @@ def build_engine(options: EngineOptions, progress: Progress | None = None) -> En
     model = load(options.model or DEFAULT_MODEL, backend, progress)
     limits, memory = _limits(options, model, backend.weight_bytes, free)
     tokenizer = Tokenizer(model.info.tokenizer)
-    log = EventLog()
+    log = EventLog(*subscribers)
     scheduler = Scheduler(
         limits,
         key=secrets.token_bytes(32),
@@ -121,6 +126,7 @@ def build_engine(options: EngineOptions, progress: Progress | None = None) -> En
         scheduler=scheduler,
         executor=ModelExecutor(backend, model.forward, model.groups, limits),
         clock=WallClock(time.perf_counter_ns),
+        vocab_size=model.info.vocab_size,
         tokenizer=tokenizer,
         eos_ids=model.info.eos_ids,
     )

@@ -151,7 +151,7 @@ class Channel:
 
     def poll(self, seconds: float) -> bool:
         """Wait up to `seconds` for a message to come."""
-        return bool(self._receive.poll(seconds * 1000))
+        return bool(self._receive.poll(round(seconds * 1000)))
 
     def receive(self) -> Command | Report:
         """Block until a message comes."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from headway.core.clock import Clock, to_ps
-from headway.core.errors import HeadwayError, Rejected
+from headway.core.errors import BadInput, HeadwayError, Rejected
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import StepPlan, StepResult
 from headway.engine.messages import Cancel, Delta, Refused, Submit
@@ -42,6 +42,7 @@ class EngineLoop:
         scheduler: Scheduler,
         executor: Executor,
         clock: Clock,
+        vocab_size: int,
         tokenizer: Tokenizer | None = None,
         eos_ids: Sequence[int] = (),
     ) -> None:
@@ -49,6 +50,7 @@ class EngineLoop:
         self.executor = executor
         self.clock = clock
         self.tokenizer = tokenizer
+        self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._texts: dict[str, OutputText] = {}  # by choice id
 
@@ -78,8 +80,11 @@ class EngineLoop:
 
     def _request(self, message: Submit) -> Request:
         params = message.params
-        if self.tokenizer is not None:
-            check_params(params, self.tokenizer.vocab_size)
+        check_params(params, self._vocab_size)
+        if message.tokens and not 0 <= min(message.tokens) <= max(message.tokens) < self._vocab_size:
+            raise BadInput("prompt", f"holds a token id that is not from 0 to {self._vocab_size - 1}")
+        if params.stop and self.tokenizer is None:
+            raise BadInput("stop", "this engine has no tokenizer to find strings with; use stop_token_ids")
         if params.seed is None:
             params = _seeded(params)
         limit = self.scheduler.limits.max_model_len
@@ -111,7 +116,12 @@ class EngineLoop:
             return [self._delta(output, result, "") for output in outputs]
         result = self._execute(plan)
         texts = self._read(result)
-        outputs = self.scheduler.commit(result, self.clock.now())
+        outputs = [*self.scheduler.commit(result, self.clock.now())]
+        told = {output.request.id for output in outputs}
+        for id in result.prompt_logprobs:  # of a chunk that does not reach the prompt's end: nothing else to tell
+            row = self.scheduler.state.rows.get(id)
+            if id not in told and row is not None:
+                outputs.append(Output(row.request, (), None))
         return [self._delta(output, result, texts.get(output.request.id, "")) for output in outputs]
 
     def _execute(self, plan: StepPlan) -> StepResult:

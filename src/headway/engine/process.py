@@ -1,0 +1,196 @@
+"""The engine process: one thread that reads commands, turns the loop, and reports every turn.
+
+    python -m headway.engine.process FOLDER      (started by the server; the options come as one line on stdin)
+
+It ends when told to stop, when the engine fails (exit code not 0), or when its standard input ends: the server that
+started it is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from headway.cache.kv import KVCache
+from headway.core.errors import HeadwayError
+from headway.core.events import AnyEvent, Finished, Queued
+from headway.core.step import Capabilities
+from headway.engine.ipc import Channel, Command, Failed, Ready, Status, Stop, Turn
+from headway.engine.messages import Cancel, Delta, Refused, Submit
+from headway.engine.options import EngineOptions
+
+STDIN = 0
+BLOCKED_SECONDS = 0.01  # pause of a turn in which nothing could be done though requests wait
+
+
+class Loop(Protocol):
+    """What of `EngineLoop` is driven here."""
+
+    @property
+    def idle(self) -> bool: ...
+
+    def submit(self, message: Submit) -> Refused | None: ...
+
+    def cancel(self, message: Cancel) -> None: ...
+
+    def turn(self) -> list[Delta]: ...
+
+
+class EventTray:
+    """A subscriber of the event log: keeps events until the next report, without the names of blocks."""
+
+    def __init__(self) -> None:
+        self._events: list[AnyEvent] = []
+
+    def fold(self, event: AnyEvent) -> None:
+        if isinstance(event, Queued | Finished) and event.names:
+            event = msgspec.structs.replace(event, names=())
+        self._events.append(event)
+
+    def take(self) -> tuple[AnyEvent, ...]:
+        events, self._events = tuple(self._events), []
+        return events
+
+
+class Host:
+    """Drives a loop from commands of a channel.
+
+    Args:
+        tray: subscribed to the loop's event log.
+        status: the cache now.
+    """
+
+    def __init__(self, channel: Channel, loop: Loop, tray: EventTray, status: Callable[[], Status]) -> None:
+        self._channel = channel
+        self._loop = loop
+        self._tray = tray
+        self._status = status
+
+    def run(self) -> None:
+        """Until told to stop."""
+        pause = False
+        while True:
+            commands = self._commands(pause)
+            if any(isinstance(command, Stop) for command in commands):
+                return
+            refused = self._obey(commands)
+            outputs: list[Delta | Refused] = [*refused, *self._loop.turn()]
+            events = self._tray.take()
+            pause = not outputs and not events
+            if not pause:
+                self._channel.send(Turn(tuple(outputs), events, self._status()))
+
+    def _commands(self, pause: bool) -> list[Command]:
+        """What has come. With nothing to compute, wait for something."""
+        if self._loop.idle:
+            return [self._channel.receive(), *self._channel.drain()]  # type: ignore[list-item]
+        if pause:
+            self._channel.poll(BLOCKED_SECONDS)
+        return self._channel.drain()  # type: ignore[return-value]
+
+    def _obey(self, commands: Sequence[Command]) -> list[Refused]:
+        refused = []
+        for command in commands:
+            if isinstance(command, Submit):
+                answer = self._loop.submit(command)
+                if answer is not None:
+                    refused.append(answer)
+            elif isinstance(command, Cancel):
+                self._loop.cancel(command)
+        return refused
+
+
+def serve(folder: Path, start: Callable[[bytes], tuple[Ready, Loop, EventTray, Callable[[], Status]]]) -> int:
+    """The life of an engine process -> its exit code.
+
+    Args:
+        folder: of the sockets.
+        start: loads the engine from the line of options.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to stop
+    line = _read_line()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    channel = Channel(folder, api=False)
+    try:
+        ready, loop, tray, status = start(line)
+        channel.send(ready)
+        Host(channel, loop, tray, status).run()
+        return 0
+    except HeadwayError as error:
+        channel.send(Failed(str(error), error.exit_code))
+        return error.exit_code
+    except Exception as error:
+        channel.send(Failed(f"the engine loop broke: {type(error).__name__}: {error}", 1))
+        raise
+    finally:
+        channel.close()
+
+
+def _read_line() -> bytes:
+    """The first line of stdin, read without a buffer that the watching thread would hold at exit."""
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = os.read(STDIN, 1 << 16)
+        if not piece:
+            break
+        line += piece
+    return line
+
+
+def _end_with_parent() -> None:
+    """The server holds the other end of stdin: its end means that the server is gone, however it went."""
+    while os.read(STDIN, 1 << 16):
+        pass
+    os._exit(1)
+
+
+def cache_status(cache: KVCache) -> Status:
+    """The blocks of all KV groups together."""
+    pools = cache.pools
+    return Status(
+        blocks=sum(pool.size for pool in pools),
+        used=sum(pool.size - pool.available for pool in pools),
+        cached=sum(len(pool.cached) for pool in pools),
+        block_size=cache.block_size,
+    )
+
+
+def usable_context(limits: Capabilities) -> int:
+    """Longest prompt + output a request can have: the model's, unless the whole cache is smaller than that."""
+    full = [size for size, window in zip(limits.blocks, limits.windows, strict=True) if window is None]
+    return min([limits.max_model_len, *(size * limits.block_size for size in full)])
+
+
+def start_engine(line: bytes) -> tuple[Ready, Loop, EventTray, Callable[[], Status]]:
+    """Load the model of an `EngineOptions`, given as JSON."""
+    from headway.engine.build import build_engine
+
+    tray = EventTray()
+    engine = build_engine(msgspec.json.decode(line, type=EngineOptions), subscribers=(tray.fold,))
+    scheduler = engine.loop.scheduler
+    limits = scheduler.limits
+
+    def status() -> Status:
+        return cache_status(scheduler.cache)
+
+    ready = Ready(
+        model=engine.info.name,
+        max_model_len=usable_context(limits),
+        vocab_size=engine.info.vocab_size,
+        max_rows=limits.max_rows,
+        cache_tokens=engine.memory.tokens,
+        notes=tuple(f"{label}: {amount}" for label, amount in engine.memory.lines()),
+        status=status(),
+    )
+    return ready, engine.loop, tray, status
+
+
+if __name__ == "__main__":
+    sys.exit(serve(Path(sys.argv[1]), start_engine))

@@ -1,0 +1,120 @@
+"""Who may ask: API keys, kept and compared as SHA-256 digests in constant time, and the Host rule without keys."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from headway.core.errors import BadInput
+from headway.serve.errors import ApiError
+
+MAX_KEY = 512  # bytes
+_HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+def header(headers: Headers, name: bytes) -> bytes | None:
+    """The first header called `name` (lower case); None if there is none."""
+    return next((value for key, value in headers if key == name), None)
+
+
+def read_keys(path: Path) -> list[str]:
+    """Keys of a file: one a line; empty lines and lines that start with # do not count.
+
+    Raises:
+        BadInput: the file cannot be read, holds no key, or a key is too long or has blanks inside.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput("--api-key-file", f"cannot read {str(path)!r}: {error}") from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise BadInput("--api-key-file", f"{str(path)!r} holds no key; write one key a line")
+    for number, key in enumerate(keys, 1):
+        if len(key.encode()) > MAX_KEY or not key.isascii() or not key.isprintable() or " " in key:
+            raise BadInput(
+                "--api-key-file", f"key {number} must be up to {MAX_KEY} printable ASCII characters, no blanks"
+            )
+    return keys
+
+
+class Keys:
+    """The accepted keys. Empty = the server is open (only allowed on a loopback address)."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def tenant(self, headers: Headers) -> str:
+        """The cache namespace of the caller: requests under different keys never share cached prefixes.
+
+        Raises:
+            ApiError: 401, no key or a wrong one.
+        """
+        if not self._digests:
+            return ""
+        given = _given_key(headers)
+        digest = hashlib.sha256(given[: MAX_KEY + 1]).digest()
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them: no early exit
+        if not given or not any(matches):
+            problem = (
+                "the API key is wrong" if given else "give an API key: Authorization: Bearer KEY, or x-api-key: KEY"
+            )
+            raise ApiError(401, problem, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        return digest.hex()[:16]
+
+
+def _given_key(headers: Headers) -> bytes:
+    bearer = header(headers, b"authorization") or b""
+    if bearer[:7].lower() == b"bearer ":
+        return bearer[7:].strip()
+    return (header(headers, b"x-api-key") or b"").strip()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a listening address can only be reached from this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_host(headers: Headers, open_to_all: bool) -> None:
+    """Refuse odd Host headers; without keys also foreign names, which a web page could point at this machine.
+
+    Args:
+        open_to_all: no key is asked for.
+
+    Raises:
+        ApiError: 400 (not a host name) or 403 (not a loopback name, or a page of another site).
+    """
+    host = header(headers, b"host")
+    if host is not None and not _HOST.fullmatch(host):
+        raise ApiError(400, "the Host header is not a host name", param="host", code="invalid_host")
+    if not open_to_all:
+        return
+    if host is not None and not is_loopback(_name(host)):
+        raise ApiError(
+            403, "without API keys the server only answers to localhost; see --api-key-file", code="foreign_host"
+        )
+    origin = header(headers, b"origin")
+    if origin is not None and not is_loopback(_name(origin.partition(b"://")[2])):
+        raise ApiError(403, "without API keys the server does not answer pages of other sites", code="foreign_origin")
+
+
+def _name(host: bytes) -> str:
+    """Host name of `name:port` or `[v6]:port`."""
+    text = host.decode("latin-1")
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0]

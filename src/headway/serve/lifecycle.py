@@ -1,0 +1,232 @@
+"""The life of a server: bind, load, serve, drain, stop; and the exit code that says how it ended.
+
+0  stopped when asked, after draining            2  an option or the model is at fault
+1  the engine died                               128 + signal  a second signal: stopped at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from headway.core.errors import BadInput
+from headway.serve.admission import Backlog
+from headway.serve.app import Api, Gate, Phase
+from headway.serve.auth import Keys, is_loopback, read_keys
+from headway.serve.errors import ApiError
+from headway.serve.limits import BodyBudget, GuardedProtocol, raise_file_limit
+from headway.serve.link import EngineLink
+from headway.serve.metrics import LoopLag, Metrics
+from headway.serve.text import Text
+
+LAG_SECONDS = 0.1  # how often the event loop's lag is sampled
+POLL_SECONDS = 0.05
+LINGER_SECONDS = 1.0  # after the engine's death: streams get their error, probes see /health fail
+CLOSE_SECONDS = 3  # connections that do not close by themselves
+
+log = logging.getLogger("headway.serve")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Set-up of a server; field names as the command's options.
+
+    Attributes:
+        model: the name clients use.
+        shutdown_timeout: seconds running requests get after SIGTERM.
+        max_queued, max_queued_tokens: bounds on waiting requests and on their prompt tokens.
+        max_body_mib: most MiB of one request's body.
+        stall_timeout: /health fails when the engine has work and finished no step for so many seconds.
+        engine_command: starts the engine process.
+        engine_options: one line of JSON for it.
+        load_text: makes the text side; called in a thread.
+        say: prints a line for the operator.
+    """
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key_file: Path | None = None
+    shutdown_timeout: float = 30.0
+    max_queued: int = 1024
+    max_queued_tokens: int = 4_000_000
+    max_body_mib: float = 8.0
+    stall_timeout: float = 60.0
+    engine_command: Sequence[str] = (sys.executable, "-m", "headway.engine.process")
+    engine_options: bytes = b"{}"
+    load_text: Callable[[], Text]
+    say: Callable[[str], None] = print
+
+    def __post_init__(self) -> None:
+        for name, low in (("max_queued", 1), ("max_queued_tokens", 1), ("shutdown_timeout", 0)):
+            if getattr(self, name) < low:
+                raise BadInput("--" + name.replace("_", "-"), f"{getattr(self, name)} is not a number from {low} up")
+        if not 0 < self.max_body_mib <= 1024:
+            raise BadInput("--max-body-mib", f"{self.max_body_mib} is not a number above 0 and up to 1024")
+        if not 0 <= self.port <= 65535:
+            raise BadInput("--port", f"{self.port} is not a port from 0 to 65535")
+
+
+def run(options: ServeOptions) -> int:
+    """Serve until a signal or the engine's death -> exit code.
+
+    Raises:
+        BadInput: an option is at fault; nothing was started.
+    """
+    keys = Keys(read_keys(options.api_key_file)) if options.api_key_file else Keys()
+    if not keys and not is_loopback(options.host):
+        raise BadInput("--host", f"{options.host} can be reached by others; also give --api-key-file, or use 127.0.0.1")
+    raise_file_limit()
+    sock = _bind(options.host, options.port)
+    with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_Life(options, keys, sock).live())
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        raise BadInput("--port", f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return sock
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the first signal here means drain."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Life:
+    def __init__(self, options: ServeOptions, keys: Keys, sock: socket.socket) -> None:
+        self._options = options
+        self._sock = sock
+        self._signals: list[signal.Signals] = []
+        self._asked = asyncio.Event()
+        metrics = Metrics(options.model)
+        self._fold = metrics.fold
+        backlog = Backlog(options.max_queued, options.max_queued_tokens)
+        self._link = EngineLink(options.engine_command, options.engine_options, backlog, metrics.fold)
+        budget = BodyBudget(int(options.max_body_mib * 2**20))
+        self._api = Api(self._link, metrics, budget, options.model, int(time.time()), options.stall_timeout)
+        config = uvicorn.Config(
+            Gate(self._api, keys),
+            http=GuardedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+            backlog=2048,
+        )
+        self._server = _Server(config)
+
+    async def live(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled, number)
+        await self._link.start()
+        serving = asyncio.create_task(self._server.serve(sockets=[self._sock]))
+        lag = asyncio.create_task(self._sample_lag())
+        try:
+            return await self._serve()
+        finally:
+            lag.cancel()
+            self._server.should_exit = True
+            await serving
+            await self._link.stop()
+            self._api.close()
+
+    def _signalled(self, number: signal.Signals) -> None:
+        self._signals.append(number)
+        self._asked.set()
+        if len(self._signals) > 1:  # now: nothing is waited for, nothing is left behind
+            self._options.say("second signal: stopping at once")
+            self._link.kill()
+            self._link.remove_folder()
+            os._exit(128 + number)
+
+    async def _serve(self) -> int:
+        text = asyncio.create_task(asyncio.to_thread(self._options.load_text))
+        asked = asyncio.create_task(self._asked.wait())
+        settled = asyncio.create_task(self._link.settled())
+        await asyncio.wait((settled, asked), return_when=asyncio.FIRST_COMPLETED)
+        if not self._link.failed and self._link.ready:
+            self._api.opened(await text, self._link.ready)
+            self._announce()
+            gc.collect()
+            gc.freeze()
+            ended = asyncio.create_task(self._link.ended())
+            await asyncio.wait((ended, asked), return_when=asyncio.FIRST_COMPLETED)
+        if self._link.failed and not self._signals:
+            return await self._fail()
+        await self._drain()
+        return 1 if self._link.failed else 0
+
+    def _announce(self) -> None:
+        ready = self._link.ready
+        assert ready is not None
+        host, port = self._sock.getsockname()[:2]
+        for line in ready.notes:
+            self._options.say(line)
+        name = f"[{host}]" if ":" in host else host
+        self._options.say(
+            f"serving {self._options.model} at http://{name}:{port}/v1 (context {ready.max_model_len} tokens)"
+        )
+
+    async def _fail(self) -> int:
+        """The engine is gone: say so everywhere, then end."""
+        failed = self._link.failed
+        assert failed is not None
+        was_open = self._api.phase is Phase.READY
+        self._api.phase = Phase.DEAD
+        self._options.say(f"the engine has stopped: {failed.message}")
+        if was_open:
+            await asyncio.sleep(LINGER_SECONDS)
+        return failed.exit_code or 1
+
+    async def _drain(self) -> None:
+        """Let running requests finish, up to the deadline; new ones are answered 503 meanwhile."""
+        seconds = self._options.shutdown_timeout
+        self._api.phase = Phase.DRAINING
+        if self._api.active:
+            self._options.say(
+                f"stopping: {self._api.active} requests get up to {seconds:g} s; a second signal stops now"
+            )
+        end = time.monotonic() + seconds
+        while self._api.active and time.monotonic() < end and not self._link.failed:
+            await asyncio.sleep(POLL_SECONDS)
+        if self._api.active:
+            problem = "the server stopped before the request was complete"
+            self._link.end_all(ApiError(503, problem, code="shutting_down", retry_after=10))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    while self._api.active:
+                        await asyncio.sleep(POLL_SECONDS)
+
+    async def _sample_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_SECONDS
+            await asyncio.sleep(LAG_SECONDS)
+            self._fold(LoopLag(max(0.0, loop.time() - due)))

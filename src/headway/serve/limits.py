@@ -1,0 +1,233 @@
+"""Caps on what a client may send, applied before anything of that size is built in memory.
+
+connection: count, header bytes while they arrive, time to send them       (`GuardedProtocol`)
+request:    header count and bytes, body bytes, time to send it           (`BodyBudget`)
+JSON:       nesting, number of elements, digits of a number               (`check_json`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headway.serve.auth import Headers, header
+from headway.serve.errors import ApiError
+
+MAX_CONNECTIONS = 4096
+MAX_HEADERS = 64
+MAX_HEADER_BYTES = 32 << 10
+MAX_PIPELINED = 16  # requests a connection may send ahead
+HEADER_SECONDS = 20.0  # from the first byte of a request (or from connecting) to the end of its headers
+BODY_SECONDS = 120.0
+MAX_DEPTH = 32
+MAX_ELEMENTS = 2_000_000
+MAX_BRACKETS = 200_000
+MAX_DIGITS = 64
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)  # unclosed: to the end, so one pass
+_DIGITS = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
+_NOT_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
+_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    b"content-length: 105\r\n\r\n"
+    b'{"error":{"message":"too many connections","type":"overloaded_error","param":null,"code":"overloaded"}}  '
+)
+_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+)  # fmt: skip
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 protocol with caps, and with every pending request told when its client leaves.
+
+    uvicorn alone bounds neither headers nor the time to send them, and stops reading while a second (pipelined)
+    request waits, so that it would not see the client of the first one go.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._header_bytes = 0
+        self._in_headers = True
+        self._deadline: asyncio.TimerHandle | None = None
+        self._cycles: list[Any] = []
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.write(_BUSY)
+            transport.close()
+            return
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._in_headers:
+            if self._header_bytes > MAX_HEADER_BYTES:
+                self.transport.write(_TOO_LARGE)
+                self.transport.close()
+                return
+            self._header_bytes += len(data)
+            self._arm()
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers = True
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._header_bytes = 0
+        self._disarm()
+        super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        self._cycles.append(self.cycle)
+        if len(self._cycles) > MAX_PIPELINED:
+            self.transport.close()
+        else:
+            self.flow.resume_reading()  # uvicorn pauses on a pipelined request, and would miss the client leaving
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        waiting = self._cycles and self._cycles[0] is not self.cycle and not self._cycles[0].response_complete
+        if waiting and len(self.cycle.body) > HIGH_WATER_LIMIT:
+            self.transport.close()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_headers = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._cycles.clear()
+
+    def _arm(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def raise_file_limit() -> None:
+    """Allow as many open connections as the system lets this process have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, 2 * MAX_CONNECTIONS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def check_headers(headers: Headers) -> None:
+    """
+    Raises:
+        ApiError: 431, too many or too large headers.
+    """
+    size = sum(len(name) + len(value) + 4 for name, value in headers)
+    if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+        most = f"at most {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes"
+        raise ApiError(431, f"{len(headers)} headers with {size} bytes are too much; {most} are accepted")
+
+
+class BodyBudget:
+    """Reads bodies, bounding each one and what all requests together hold between their first byte and their job.
+
+    Args:
+        most: bytes of one body.
+        together: bytes of all.
+        seconds: a body must arrive within.
+    """
+
+    def __init__(self, most: int = 8 << 20, together: int = 256 << 20, seconds: float = BODY_SECONDS) -> None:
+        self._most = most
+        self._left = max(together, most)
+        self._seconds = seconds
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a JSON request.
+
+        Raises:
+            ApiError: 413 (too large; known from content-length before a byte is read where there is one), 415 (not
+                JSON, or compressed), 408 (too slow), 503 (other bodies take all the room).
+            ClientDisconnect: the client left before it was complete.
+        """
+        headers = request.scope["headers"]
+        _check_type(headers)
+        declared = header(headers, b"content-length")
+        if declared is not None and declared.isdigit() and int(declared[:20]) > self._most:
+            raise self._too_large()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._seconds):
+                while await self._receive(request, body):
+                    pass
+            yield bytes(body)
+        except TimeoutError:
+            problem = f"the body did not arrive within {self._seconds:g} s"
+            raise ApiError(408, problem, code="body_timeout", headers={"connection": "close"}) from None
+        finally:
+            self._left += len(body)
+
+    async def _receive(self, request: Request, body: bytearray) -> bool:
+        """Append the next piece -> whether more follows."""
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        piece = message.get("body", b"")
+        if len(body) + len(piece) > self._most:
+            raise self._too_large()
+        if len(piece) > self._left:
+            problem = "too many large requests at once; try again"
+            raise ApiError(503, problem, code="overloaded", headers={"connection": "close"})
+        self._left -= len(piece)
+        body += piece
+        return bool(message.get("more_body"))
+
+    def _too_large(self) -> ApiError:
+        problem = f"the body is larger than {self._most} bytes"
+        return ApiError(413, problem, code="body_too_large", headers={"connection": "close"})
+
+
+def _check_type(headers: Headers) -> None:
+    kind = (header(headers, b"content-type") or b"application/json").partition(b";")[0].strip().lower()
+    if kind != b"application/json":
+        raise ApiError(415, "send content-type: application/json", param="content-type", code="unsupported_media_type")
+    coding = (header(headers, b"content-encoding") or b"identity").strip().lower()
+    if coding != b"identity":
+        raise ApiError(415, "compressed bodies are not accepted", param="content-encoding", code="unsupported_encoding")
+
+
+def check_json(body: bytes) -> None:
+    """Refuse JSON whose decoding would cost more than its size suggests. One linear pass; strings are cut out first.
+
+    Raises:
+        ApiError: 400.
+    """
+    bones = _STRING.sub(b"", body)
+    if bones.count(b",") > MAX_ELEMENTS:
+        raise ApiError(400, f"the body holds more than {MAX_ELEMENTS} elements", code="too_many_elements")
+    if _DIGITS.search(bones):
+        raise ApiError(400, f"the body holds a number of more than {MAX_DIGITS} digits", code="number_too_long")
+    brackets = bones.translate(None, _NOT_BRACKETS)
+    if len(brackets) > MAX_BRACKETS:
+        raise ApiError(400, f"the body holds more than {MAX_BRACKETS // 2} lists and objects", code="too_many_elements")
+    depth = 0
+    for byte in brackets:
+        depth += 1 if byte in b"[{" else -1
+        if depth > MAX_DEPTH:
+            raise ApiError(400, f"the body nests deeper than {MAX_DEPTH}", code="too_deep")

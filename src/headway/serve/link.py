@@ -1,0 +1,223 @@
+"""The API process's end of the engine: starts it, sends commands, hands each output to the request that waits."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Sequence
+
+from headway.core.errors import EngineDead, HeadwayError
+from headway.core.events import AnyEvent
+from headway.engine.ipc import Channel, Failed, Ready, Status, Stop, Turn, make_folder
+from headway.engine.messages import Cancel, Delta, Output, Refused, Submit
+from headway.serve.admission import Backlog
+
+STOP_SECONDS = 5.0  # the engine gets this long to exit by itself
+
+
+class Inbox:
+    """The outputs of one HTTP request, which may be several engine requests.
+
+    Attributes:
+        client_gone: the client has left; nothing more will be read.
+        error: why nothing more will come (the engine has ended, the server stops); None while something may.
+    """
+
+    def __init__(self, submits: Sequence[Submit]) -> None:
+        self.pending = {submit.id: submit.params.n for submit in submits}  # id -> choices not yet finished
+        self.client_gone = False
+        self.error: HeadwayError | None = None
+        self._outputs: list[Output] = []
+        self._wake = asyncio.Event()
+
+    def put(self, output: Output) -> None:
+        """Add an output; `wake` once after the last one of a turn."""
+        self._outputs.append(output)
+        if isinstance(output, Refused):
+            self.pending.pop(output.id, None)
+        elif output.finish is not None:
+            self.pending[output.id] -= 1
+            if not self.pending[output.id]:
+                del self.pending[output.id]
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    @property
+    def waiting(self) -> bool:
+        """Something came that was not taken yet."""
+        return bool(self._outputs)
+
+    async def take(self) -> list[Output]:
+        """All outputs since the last call, at least one; [] if the client has left.
+
+        Raises:
+            HeadwayError: `error`, when everything that came before has been taken.
+        """
+        while not self._outputs and not self.client_gone:
+            if self.error is not None:
+                raise self.error
+            self._wake.clear()
+            await self._wake.wait()
+        if self.client_gone:
+            return []
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+
+class EngineLink:
+    """The engine process, seen from the API process. All methods run on the event loop.
+
+    Args:
+        command: starts the engine; the folder of the sockets is appended.
+        options: one line of JSON for the engine's standard input. The pipe stays open: its end tells the engine that
+            the API process is gone.
+        backlog: bounds what waits.
+        on_event: a fold over the engine's events.
+
+    Attributes:
+        ready: what the engine said when the model was loaded; None before.
+        failed: why it could not start or go on; None while it can.
+        dead: the process has ended.
+        status: the cache after the last turn.
+        turned: `time.monotonic()` of the last turn.
+    """
+
+    def __init__(
+        self, command: Sequence[str], options: bytes, backlog: Backlog, on_event: Callable[[AnyEvent], None]
+    ) -> None:
+        self._command = list(command)
+        self._options = options
+        self._on_event = on_event
+        self._inboxes: dict[str, Inbox] = {}
+        self._settled = asyncio.Event()
+        self._ended = asyncio.Event()
+        self.backlog = backlog
+        self.ready: Ready | None = None
+        self.failed: Failed | None = None
+        self.dead = False
+        self.status = Status()
+        self.turned = time.monotonic()
+
+    async def start(self) -> None:
+        """Start the process; `settled` tells when it has loaded the model, or failed to."""
+        self._folder = make_folder()
+        self._channel = Channel(self._folder, api=True)
+        asyncio.get_running_loop().add_reader(self._channel.readable_fd, self._read)
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, str(self._folder), stdin=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(self._options + b"\n")
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def settled(self) -> None:
+        """Return when the engine is ready, has failed, or is dead."""
+        await self._settled.wait()
+
+    async def ended(self) -> None:
+        """Return when the engine has failed or is dead."""
+        await self._ended.wait()
+
+    async def _watch(self) -> None:
+        code = await self._process.wait()
+        self._read()
+        if self.failed is None:
+            self.failed = Failed(f"the engine process ended with code {code}", exit_code=1)
+        self.dead = True
+        self._settled.set()
+        self._ended.set()
+        self.end_all(EngineDead("the engine has ended"))
+
+    def end_all(self, error: HeadwayError) -> None:
+        """End every waiting request with `error`."""
+        for inbox in set(self._inboxes.values()):
+            inbox.error = error
+            inbox.wake()
+
+    def idle_seconds(self) -> float:
+        """Seconds since the last turn, if the engine has work; 0 if it has none."""
+        return time.monotonic() - self.turned if self._inboxes else 0.0
+
+    def open(self, submits: list[Submit]) -> Inbox:
+        """Send requests to the engine.
+
+        Raises:
+            EngineDead: there is no engine.
+            BadInput, ApiError: the queue has no room; nothing was sent.
+        """
+        if self.dead:
+            raise EngineDead("the engine has ended")
+        now = time.monotonic()
+        self.backlog.check(submits, now)
+        inbox = Inbox(submits)
+        if not self._inboxes:
+            self.turned = now
+        for submit in submits:
+            self._channel.send(submit)
+            self._inboxes[submit.id] = inbox
+            self.backlog.add(submit)
+        return inbox
+
+    def close(self, inbox: Inbox) -> None:
+        """Stop listening; what is unfinished is cancelled. Idempotent."""
+        for id in list(inbox.pending):
+            if self._inboxes.pop(id, None) is not None:
+                self.backlog.gone(id)
+                if not self.dead:
+                    self._channel.send(Cancel(id))
+        inbox.pending.clear()
+
+    def _read(self) -> None:
+        woken: dict[Inbox, None] = {}
+        for report in self._channel.drain():
+            if isinstance(report, Turn):
+                self._turn(report, woken)
+            elif isinstance(report, Ready):
+                self.ready = report
+                self.status = report.status
+                self._settled.set()
+            elif isinstance(report, Failed):
+                self.failed = report
+        for inbox in woken:
+            inbox.wake()
+
+    def _turn(self, turn: Turn, woken: dict[Inbox, None]) -> None:
+        self.turned = time.monotonic()
+        self.status = turn.status
+        for event in turn.events:
+            self.backlog.fold(event, self.turned)
+            self._on_event(event)
+        for output in turn.outputs:
+            inbox = self._inboxes.get(output.id)
+            if inbox is None:  # cancelled meanwhile
+                continue
+            inbox.put(output)
+            woken[inbox] = None
+            if isinstance(output, Refused) or (isinstance(output, Delta) and output.id not in inbox.pending):
+                del self._inboxes[output.id]
+                self.backlog.gone(output.id)
+
+    def kill(self) -> None:
+        """End the process now."""
+        if not self.dead:
+            self._process.kill()
+
+    async def stop(self) -> int:
+        """End the process, politely first -> its exit code. Removes the sockets."""
+        if not self.dead:
+            try:
+                self._channel.send(Stop())
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self._process.wait()
+            except (TimeoutError, EngineDead):
+                self._process.kill()
+        await self._watcher
+        asyncio.get_running_loop().remove_reader(self._channel.readable_fd)
+        self._channel.close()
+        self.remove_folder()
+        return self._process.returncode or 0
+
+    def remove_folder(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)

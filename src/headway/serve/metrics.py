@@ -1,0 +1,361 @@
+"""Prometheus metrics as one fold over events: the engine's, and those of HTTP defined here.
+
+Every series has a `headway:` name; those that dashboards and gateways know from vLLM (Grafana boards, llm-d, the
+Gateway API's endpoint picker) are repeated under their `vllm:` name with the same value.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from headway.core import events
+from headway.core.clock import to_seconds
+from headway.engine.ipc import Status
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TOKENS = tuple(float(4**power) for power in range(11))  # 1 to 1M
+REASONS = ("stop", "length", "abort", "error")
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class HttpDone(msgspec.Struct, frozen=True):
+    """An HTTP request was answered. `status` 499: the client left before it was."""
+
+    route: str
+    status: int
+
+
+class LoopLag(msgspec.Struct, frozen=True):
+    """The event loop woke so many seconds later than asked."""
+
+    seconds: float
+
+
+class Histogram:
+    """Counts per bucket (upper bounds, inclusive), and the sum."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def lines(self, name: str, labels: str) -> Iterator[str]:
+        total = 0
+        for bound, count in zip((*map(_number, self.bounds), "+Inf"), self.counts, strict=True):
+            total += count
+            yield f'{name}_bucket{{{labels},le="{bound}"}} {total}'
+        yield f"{name}_sum{{{labels}}} {self.sum!r}"
+        yield f"{name}_count{{{labels}}} {total}"
+
+
+@dataclass
+class _Live:
+    """What is remembered of a request between its events."""
+
+    prompt_tokens: int
+    shares_prompt: bool
+    admitted: int | None = None
+    first: int | None = None
+    last: int | None = None
+    running: bool = False
+
+
+def _seconds() -> Histogram:
+    return Histogram(SECONDS)
+
+
+@dataclass
+class Totals:
+    """The state of the fold; counters only grow. Times in seconds, of the engine's clock.
+
+    Attributes:
+        prompt_tokens: prompt tokens of requests that reached their first token, cached ones included; the n choices of
+            one prompt count it once.
+        generation_tokens: tokens emitted.
+        prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache at first admission, and found.
+        wasted_tokens: computed tokens lost by preemption.
+    """
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    wasted_tokens: int = 0
+    accepted: int = 0
+    drafted: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    predicted_seconds: float = 0.0
+    prediction_error_seconds: float = 0.0
+    predicted_steps: int = 0
+    finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+    refused: dict[str, int] = field(default_factory=dict)
+    http: dict[tuple[str, int], int] = field(default_factory=dict)
+    ttft: Histogram = field(default_factory=_seconds)
+    itl: Histogram = field(default_factory=_seconds)
+    e2e: Histogram = field(default_factory=_seconds)
+    queue: Histogram = field(default_factory=_seconds)
+    prefill: Histogram = field(default_factory=_seconds)
+    decode: Histogram = field(default_factory=_seconds)
+    lag: Histogram = field(default_factory=_seconds)
+    prompt_lengths: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    output_lengths: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+
+
+class Metrics:
+    """The fold. `fold` takes an event, `render` gives the Prometheus text.
+
+    Args:
+        model: value of the `model_name` label.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.totals = Totals()
+        self._live: dict[str, _Live] = {}
+        self._numbers: dict[int, str] = {}  # Queued.number -> id
+        self._number_of: dict[str, int] = {}
+        self._ending: dict[int, _Live] = {}  # ended in the step whose StepDone is still to come
+        self._folds: dict[type, Callable[[Any], None]] = {
+            events.Queued: self._queued,
+            events.Refused: self._refused,
+            events.Admitted: self._admitted,
+            events.FirstToken: self._first_token,
+            events.Preempted: self._preempted,
+            events.Finished: self._finished,
+            events.StepDone: self._step,
+            HttpDone: self._http,
+            LoopLag: self._lag,
+        }
+
+    def fold(self, event: events.AnyEvent | HttpDone | LoopLag) -> None:
+        handler = self._folds.get(type(event))
+        if handler is not None:  # the others change nothing that is counted
+            handler(event)
+
+    @property
+    def running(self) -> int:
+        return sum(live.running for live in self._live.values())
+
+    @property
+    def waiting(self) -> int:
+        return len(self._live) - self.running
+
+    def _queued(self, event: events.Queued) -> None:
+        self._live[event.id] = _Live(event.prompt_tokens, event.parent is not None)
+        self._numbers[event.number] = event.id
+        self._number_of[event.id] = event.number
+
+    def _refused(self, event: events.Refused) -> None:
+        self.totals.refused[event.reason] = self.totals.refused.get(event.reason, 0) + 1
+
+    def _admitted(self, event: events.Admitted) -> None:
+        live = self._live[event.id]
+        live.running = True
+        if live.admitted is None:
+            live.admitted = event.now
+            self.totals.queue.observe(to_seconds(event.waited))
+            if not live.shares_prompt:
+                self.totals.prefix_queries += live.prompt_tokens
+                self.totals.prefix_hits += event.cached
+
+    def _first_token(self, event: events.FirstToken) -> None:
+        live = self._live[event.id]
+        live.first = event.now
+        self.totals.ttft.observe(to_seconds(event.waited))
+        if live.admitted is not None:
+            self.totals.prefill.observe(to_seconds(event.now - live.admitted))
+        if not live.shares_prompt:
+            self.totals.prompt_tokens += live.prompt_tokens
+            self.totals.prompt_lengths.observe(live.prompt_tokens)
+
+    def _preempted(self, event: events.Preempted) -> None:
+        self._live[event.id].running = False
+        self.totals.preemptions += 1
+        self.totals.wasted_tokens += event.wasted
+
+    def _finished(self, event: events.Finished) -> None:
+        live = self._live.pop(event.id)
+        number = self._number_of.pop(event.id)
+        del self._numbers[number]
+        self._ending[number] = live
+        self.totals.finished[event.reason] += 1
+        self.totals.e2e.observe(to_seconds(event.lived))
+        self.totals.output_lengths.observe(event.generated)
+        if live.first is not None:
+            self.totals.decode.observe(to_seconds(event.now - live.first))
+
+    def _step(self, event: events.StepDone) -> None:
+        totals = self.totals
+        totals.steps += event.steps
+        totals.step_seconds += event.seconds.total
+        totals.accepted += event.accepted
+        totals.drafted += event.drafted
+        totals.generation_tokens += sum(event.emitted)
+        if event.predicted is not None:
+            totals.predicted_steps += event.steps
+            totals.predicted_seconds += event.predicted
+            totals.prediction_error_seconds += abs(event.predicted - event.seconds.total)
+        for number, emitted in zip(event.rows, event.emitted, strict=True):
+            if emitted:
+                self._gaps(number, emitted, event.now)
+        self._ending.clear()
+
+    def _gaps(self, number: int, emitted: int, now: int) -> None:
+        """Time between tokens: of a step's tokens all but the first have gap 0, as a client sees it."""
+        live = self._ending.get(number) or self._live[self._numbers[number]]
+        if live.last is not None:
+            self.totals.itl.observe(to_seconds(now - live.last))
+        if emitted > 1:
+            self.totals.itl.observe(0.0, emitted - 1)
+        live.last = now
+
+    def _http(self, event: HttpDone) -> None:
+        key = (event.route, event.status)
+        self.totals.http[key] = self.totals.http.get(key, 0) + 1
+
+    def _lag(self, event: LoopLag) -> None:
+        self.totals.lag.observe(event.seconds)
+
+    def render(self, status: Status, gauges: Mapping[str, float]) -> str:
+        """The text Prometheus scrapes.
+
+        Args:
+            status: the KV cache now.
+            gauges: further values by name without prefix (`up`, ...).
+        """
+        return "\n".join([*self._lines(status, gauges), ""])
+
+    def _lines(self, status: Status, gauges: Mapping[str, float]) -> Iterator[str]:
+        label = f'model_name="{_escape(self.model)}"'
+        for name, kind, text, value, alias in self._values(status):
+            for full in (f"headway:{name}", *([f"vllm:{alias}"] if alias else [])):
+                yield from (f"# HELP {full} {text}", f"# TYPE {full} {kind}")
+                if isinstance(value, Histogram):
+                    yield from value.lines(full, label)
+                elif isinstance(value, dict):
+                    yield from (f"{full}{{{label},{labels}}} {count}" for labels, count in value.items())
+                else:
+                    yield f"{full}{{{label}}} {value!r}"
+        for name, gauge in gauges.items():
+            yield from (f"# TYPE headway:{name} gauge", f"headway:{name}{{{label}}} {gauge!r}")
+        info = f'{label},block_size="{status.block_size}",num_gpu_blocks="{status.blocks}",num_cpu_blocks="0"'
+        yield from ("# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{info}}} 1")
+
+    def _values(self, status: Status) -> Iterator[tuple[str, str, str, Any, str | None]]:
+        """(name, kind, help, value, vLLM's name)."""
+        t = self.totals
+        use = status.used / status.blocks if status.blocks else 0.0
+        reasons = {f'finished_reason="{reason}"': count for reason, count in t.finished.items()}
+        refused = {f'reason="{_escape(reason)}"': count for reason, count in t.refused.items()}
+        http = {f'route="{_escape(route)}",status="{status}"': count for (route, status), count in t.http.items()}
+        counter, gauge, histogram = "counter", "gauge", "histogram"
+        yield "requests_running", gauge, "Requests that hold cache blocks.", self.running, "num_requests_running"
+        yield "requests_waiting", gauge, "Requests that wait for blocks.", self.waiting, "num_requests_waiting"
+        yield "kv_cache_usage", gauge, "Share of cache blocks owned by requests.", use, "kv_cache_usage_perc"
+        yield "kv_blocks", gauge, "Blocks of the KV cache.", status.blocks, None
+        yield "kv_blocks_used", gauge, "Blocks owned by requests.", status.used, None
+        yield "kv_blocks_cached", gauge, "Free blocks that hold a reusable prefix.", status.cached, None
+        yield (
+            "prompt_tokens_total",
+            counter,
+            "Prompt tokens prefilled, cached ones included.",
+            t.prompt_tokens,
+            "prompt_tokens_total",
+        )
+        yield "generation_tokens_total", counter, "Tokens generated.", t.generation_tokens, "generation_tokens_total"
+        yield (
+            "prefix_cache_queries_total",
+            counter,
+            "Prompt tokens looked up.",
+            t.prefix_queries,
+            "prefix_cache_queries_total",
+        )
+        yield (
+            "prefix_cache_hits_total",
+            counter,
+            "Prompt tokens found in the cache.",
+            t.prefix_hits,
+            "prefix_cache_hits_total",
+        )
+        yield (
+            "preemptions_total",
+            counter,
+            "Requests whose blocks were taken back.",
+            t.preemptions,
+            "num_preemptions_total",
+        )
+        yield "preempted_tokens_total", counter, "Computed tokens lost by preemption.", t.wasted_tokens, None
+        yield "draft_tokens_total", counter, "Draft tokens verified.", t.drafted, "spec_decode_num_draft_tokens_total"
+        yield (
+            "accepted_tokens_total",
+            counter,
+            "Draft tokens accepted.",
+            t.accepted,
+            "spec_decode_num_accepted_tokens_total",
+        )
+        yield "requests_finished_total", counter, "Requests that ended, by reason.", reasons, "request_success_total"
+        yield "requests_refused_total", counter, "Requests the scheduler refused.", refused, None
+        yield "http_requests_total", counter, "HTTP requests answered.", http, None
+        yield "steps_total", counter, "Engine steps.", t.steps, None
+        yield "step_seconds_total", counter, "Time spent in steps.", t.step_seconds, None
+        yield "step_predicted_steps_total", counter, "Steps the step-time model predicted.", t.predicted_steps, None
+        yield "step_predicted_seconds_total", counter, "Time the model predicted for them.", t.predicted_seconds, None
+        yield (
+            "step_prediction_error_seconds_total",
+            counter,
+            "Sum of absolute errors.",
+            t.prediction_error_seconds,
+            None,
+        )
+        yield (
+            "time_to_first_token_seconds",
+            histogram,
+            "From arrival; queue included.",
+            t.ttft,
+            "time_to_first_token_seconds",
+        )
+        yield (
+            "inter_token_latency_seconds",
+            histogram,
+            "Between tokens of a request.",
+            t.itl,
+            "inter_token_latency_seconds",
+        )
+        yield "request_latency_seconds", histogram, "From arrival to the end.", t.e2e, "e2e_request_latency_seconds"
+        yield "request_queue_seconds", histogram, "From arrival to blocks.", t.queue, "request_queue_time_seconds"
+        yield (
+            "request_prefill_seconds",
+            histogram,
+            "From blocks to first token.",
+            t.prefill,
+            "request_prefill_time_seconds",
+        )
+        yield (
+            "request_decode_seconds",
+            histogram,
+            "From first token to the end.",
+            t.decode,
+            "request_decode_time_seconds",
+        )
+        yield "request_prompt_tokens", histogram, "Prompt length.", t.prompt_lengths, "request_prompt_tokens"
+        yield "request_generation_tokens", histogram, "Output length.", t.output_lengths, "request_generation_tokens"
+        yield "event_loop_lag_seconds", histogram, "How late the API's event loop wakes.", t.lag, None
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if value < 1e6 else repr(value)
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

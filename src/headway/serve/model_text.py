@@ -1,0 +1,43 @@
+"""The text side of a real checkpoint, read from its headers: no weight is loaded into the API process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headway.core.errors import BadInput
+from headway.model.load import ModelInfo
+from headway.text.template import ChatTemplate
+from headway.text.tokenizer import Tokenizer
+
+
+class ModelText:
+    """A checkpoint's tokenizer and chat template, as `serve.text.Text`.
+
+    Raises:
+        ModelFileError: the tokenizer is missing, damaged, or of an unsupported kind.
+    """
+
+    def __init__(self, info: ModelInfo) -> None:
+        self._name = info.name
+        self._tokenizer = Tokenizer(info.tokenizer)
+        source = info.tokenizer.chat_template
+        self._template = None if source is None else ChatTemplate(source, self._tokenizer.template_tokens())
+        self.vocab_size = info.vocab_size
+        self.bos_id = self._tokenizer.bos_id
+        self.knows_developer = source is not None and "developer" in source
+        self.longest_token = max(len(self.token_bytes(id)) for id in range(self.vocab_size))
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        return self._tokenizer.encode(text, add_special=add_special)
+
+    def render(self, messages: Sequence[dict[str, Any]]) -> str:
+        if self._template is None:
+            raise BadInput("messages", f"{self._name} has no chat template; use /v1/completions")
+        return self._template.render(messages)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return self._tokenizer.decode(ids, skip_special=skip_special)
+
+    def token_bytes(self, id: int) -> bytes:
+        return self._tokenizer.token_bytes(id, skip_special=False)

@@ -1,0 +1,114 @@
+"""A server process around the scripted engine, and small clients that do no more than they say."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+SERVER = str(Path(__file__).with_name("mock_server.py"))
+
+
+class Server:
+    """A running server process."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, SERVER, json.dumps(options)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.lines: list[str] = []
+        self.port = 0
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+            found = re.search(r"serving .* at http://[^/]*:(\d+)/v1", line)
+            if found:
+                self.port = int(found.group(1))
+                break
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.key = ""
+
+    def client(self, **options: Any) -> httpx.Client:
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30, **options)
+
+    def async_client(self, **options: Any) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        return httpx.AsyncClient(base_url=self.url, timeout=60, limits=limits, **options)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        with self.client() as client:
+            return client.post(path, json=body, **options)
+
+    def metrics(self) -> dict[str, float]:
+        with self.client() as client:
+            return parse_metrics(client.get("/metrics").text)
+
+    def wait_idle(self, seconds: float = 1.0) -> dict[str, float]:
+        """The metrics once nothing runs or waits and no block is owned."""
+        end = time.monotonic() + seconds
+        while True:
+            now = self.metrics()
+            if not any(now[f"headway:{name}"] for name in ("requests_running", "requests_waiting", "kv_blocks_used")):
+                return now
+            assert time.monotonic() < end, {name: now[name] for name in now if "requests_" in name or "blocks" in name}
+            time.sleep(0.02)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout=30)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Name (with its labels, but the model's) -> value."""
+    values = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            name = re.sub(r'model_name="[^"]*",?', "", name).replace("{}", "")
+            values[name] = float(value)
+    return values
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """One server for all tests that leave it as they found it."""
+    server = Server({})
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Server]]:
+    """Start servers with options of their own."""
+    started: list[Server] = []
+
+    def begin(**options: Any) -> Server:
+        started.append(Server(options))
+        return started[-1]
+
+    yield begin
+    for server in started:
+        server.kill()
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The JSON events of a whole stream; checks that [DONE] ends it."""
+    blocks = [block for block in response.content.decode().split("\n\n") if block and not block.startswith(":")]
+    assert blocks[-1] == "data: [DONE]"
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-1]]

@@ -1,0 +1,43 @@
+"""An engine process around the scripted model: `python mock_engine.py FOLDER`, options as JSON on stdin."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from headway.core.errors import ModelFileError
+from headway.engine.ipc import Ready, Status
+from headway.engine.process import EventTray, Loop, cache_status, serve, usable_context
+from tests.serve.scripted import VOCAB, engine
+
+
+class Options(msgspec.Struct, forbid_unknown_fields=True):
+    """Set-up of a scripted engine."""
+
+    blocks: int = 1024
+    max_rows: int = 32
+    context: int = 4096
+    seconds: float = 0.0
+    broken: str = ""
+
+
+def start(line: bytes) -> tuple[Ready, Loop, EventTray, Callable[[], Status]]:
+    options = msgspec.json.decode(line, type=Options)
+    if options.broken:
+        raise ModelFileError(options.broken)
+    tray = EventTray()
+    loop = engine(
+        tray.fold, blocks=options.blocks, max_rows=options.max_rows, context=options.context, seconds=options.seconds
+    )
+    scheduler = loop.scheduler
+    ready = Ready("scripted", usable_context(scheduler.limits), VOCAB, options.max_rows, options.blocks * 16)
+    return ready, loop, tray, lambda: cache_status(scheduler.cache)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(Path(sys.argv[1]), start))
