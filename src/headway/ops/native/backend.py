@@ -1,0 +1,225 @@
+"""The backend over the compiled kernels: a family's calls become a program, a step is one call into it.
+
+    NativeBackend().compile(family) --calls once--> NativeOps --builds--> _native.Program
+    NativeProgram.run(batch)        --one call, no interpreter lock-->    logits
+
+Numbers: activations are float32 between operations. Integer weights meet activations rounded to 8 bits per token and
+group of 128; bfloat16 weights meet activations rounded to bfloat16 where the machine multiplies those. The cache holds
+bfloat16 (or float32). A row's result depends on nothing but the row: not on its neighbours, the chunk it came in, or
+the number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headway.core.errors import BadInput, ModelFileError
+from headway.ops import native
+from headway.ops.protocol import CacheLayout, Forward, Prepared, Program, Rope, StepBatch
+from headway.ops.weight import Weight
+
+_TARGETS = {"stored": 0, "int8": 128, "int4": 32}  # and the default group
+_WIDE = ("embed", "lm_head", "token_embd", "output.weight")  # tables that stay at 8 bits: errors here reach the logits
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A value of the program being built."""
+
+    number: int
+
+
+class NativeBackend:
+    """Headway's own kernels on the CPU.
+
+    Args:
+        threads: how many compute; None = one per core this process may use.
+        weights: "stored" keeps the file's precision; "int8" and "int4" quantise 16 and 32-bit matrices at load, the
+            embedding and the output matrix always to 8 bits.
+        group: inputs per scale when quantising: 32, 64 or 128; None = 128 for int8, 32 for int4.
+        kv_dtype: "bf16" or "f32", how the cache is kept.
+        kernels: "avx512_bf16", "avx512", "avx2" or "scalar"; None = the best this machine runs.
+
+    Raises:
+        BadInput: an argument is out of range.
+        ImportError: the compiled module is missing; see `native.why_not`.
+    """
+
+    name = "native"
+    deterministic = True
+
+    def __init__(
+        self,
+        threads: int | None = None,
+        weights: str = "stored",
+        group: int | None = None,
+        kv_dtype: str = "bf16",
+        kernels: str | None = None,
+    ) -> None:
+        if weights not in _TARGETS:
+            raise BadInput("weights", f"{weights!r} is not one of {', '.join(_TARGETS)}")
+        if group not in (None, 32, 64, 128):
+            raise BadInput("group", f"{group} is not 32, 64 or 128")
+        if kv_dtype not in ("bf16", "f32"):
+            raise BadInput("kv_dtype", f"{kv_dtype!r} is not bf16 or f32")
+        if threads is None:
+            threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if not 1 <= threads <= 1024:
+            raise BadInput("threads", f"{threads} is not from 1 to 1024")
+        self._module = native.load()
+        try:
+            self._engine = self._module.Engine(threads, kernels or "", kv_dtype == "f32")
+        except ValueError as error:
+            raise BadInput("kernels", str(error)) from None
+        self.kv_dtype_bytes = 4.0 if kv_dtype == "f32" else 2.0
+        self._weights, self._group = weights, group
+        self._groups = 0
+        self.weight_bytes = 0
+
+    @property
+    def kernels(self) -> str:
+        """Name of the instruction set in use."""
+        return self._engine.kernels
+
+    @property
+    def threads(self) -> int:
+        return self._engine.threads
+
+    def prepare(self, weight: Weight) -> Prepared:
+        """Pack a matrix for the kernels, on all threads; a vector becomes float32."""
+        if len(weight.shape) == 1:
+            self.weight_bytes += 4 * weight.shape[0]
+            return self._module.Vector(np.ascontiguousarray(weight.dequantise()))
+        out, inputs = weight.shape
+        target, group = "", 0
+        if self._weights != "stored" and not weight.format.startswith("q"):
+            target = "int8" if any(part in weight.name for part in _WIDE) else self._weights
+            group = self._group or _TARGETS[target]
+        data = np.ascontiguousarray(weight.data.reshape(-1))
+        try:
+            matrix = self._engine.pack(data, weight.format, out, inputs, target, group)
+        except ValueError as error:
+            raise ModelFileError(f"tensor {weight.name}: {error}") from None
+        self.weight_bytes += matrix.nbytes
+        return matrix
+
+    def allocate(self, layout: CacheLayout) -> None:
+        groups = []
+        for group, blocks in zip(layout.groups, layout.blocks, strict=True):
+            if group.kind not in ("full", "window"):
+                raise NotImplementedError(f"the native backend has no cache of kind {group.kind!r}")
+            window = group.window if group.kind == "window" and group.window else 0
+            groups.append(
+                self._module.GroupLayout(
+                    list(group.layers), group.heads, group.key_width, group.value_width, window, blocks
+                )
+            )
+        self._engine.allocate(groups, layout.block_size)
+        self._groups = len(groups)
+
+    def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
+        self._engine.copy_blocks(group, list(pairs))
+
+    def compile(self, forward: Forward) -> Program:
+        """Record `forward`. The cache must be allocated before, and not again afterwards."""
+        if not self._groups:
+            raise ValueError("allocate the cache before compiling")
+        program = self._module.Program(self._engine)
+        program.finish(forward(NativeOps(self._module, program)).number)
+        return NativeProgram(program)
+
+    def probe_bandwidth(self, bytes: int = 768 << 20, rounds: int = 5) -> float:
+        """Bytes per second that all threads together read from memory: the roof of decoding."""
+        return self._engine.probe_bandwidth(bytes, rounds)
+
+    def probe_compute(self, kind: str, seconds: float = 0.2) -> float:
+        """Operations per second of all threads (a multiply-add is two). kind: "fp32", "bf16" or "int8"."""
+        return self._engine.probe_compute(kind, seconds)
+
+
+class NativeProgram:
+    """A recorded forward pass.
+
+    Attributes:
+        seconds: of the last step, by kind of operation.
+    """
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+
+    def run(self, batch: StepBatch) -> np.ndarray:
+        if batch.adapter.any():
+            raise NotImplementedError("the native backend has no adapters")
+        return self._program.run(
+            batch.ids,
+            batch.positions,
+            batch.query_start,
+            batch.kv_len,
+            batch.logit_index,
+            [group.block_table for group in batch.groups],
+            [group.slots for group in batch.groups],
+        )
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return dict(self._program.seconds)
+
+
+class NativeOps:
+    """`Ops` that appends to a program. Widths and axes are checked there."""
+
+    def __init__(self, module: Any, program: Any) -> None:
+        self._module = module
+        self._program = program
+
+    def embed(self, table: Prepared) -> Handle:
+        return Handle(self._program.embed(table))
+
+    def rms_norm(self, x: Handle, weight: Prepared, eps: float) -> Handle:
+        return Handle(self._program.rms_norm(x.number, weight, eps))
+
+    def linear(
+        self, x: Handle, weight: Prepared, bias: Prepared | None = None, residual: Handle | None = None
+    ) -> Handle:
+        return Handle(self._program.linear(x.number, weight, bias, _number(residual)))
+
+    def rope_and_cache(self, q: Handle, k: Handle, v: Handle, layer: int, rope: Rope) -> Handle:
+        frequencies = rope.inv_freq.astype(np.float32).tolist()
+        return Handle(
+            self._program.rope_and_cache(
+                q.number, k.number, v.number, layer, frequencies, rope.interleaved, rope.magnitude
+            )
+        )
+
+    def attention(self, q: Handle, layer: int, scale: float, softcap: float = 0.0) -> Handle:
+        return Handle(self._program.attention(q.number, layer, scale, softcap))
+
+    def gated_mlp(
+        self,
+        x: Handle,
+        gate: Prepared,
+        up: Prepared,
+        down: Prepared,
+        activation: str,
+        residual: Handle | None = None,
+    ) -> Handle:
+        kind = getattr(self._module.Activation, activation)
+        return Handle(self._program.gated_mlp(x.number, gate, up, down, kind, _number(residual)))
+
+    def logit_rows(self, x: Handle) -> Handle:
+        return Handle(self._program.logit_rows(x.number))
+
+    def logits(self, x: Handle, head: Prepared, scale: float = 1.0, softcap: float = 0.0) -> Handle:
+        return Handle(self._program.logits(x.number, head, scale, softcap))
+
+    def all_reduce(self, x: Handle) -> Handle:
+        return x
+
+
+def _number(handle: Handle | None) -> int:
+    return -1 if handle is None else handle.number

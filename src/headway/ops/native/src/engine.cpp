@@ -1,0 +1,76 @@
+// What a backend owns: threads, kernels, and the paged cache.
+#include <stdexcept>
+
+#include "program.h"
+
+namespace headway {
+
+namespace {
+
+constexpr int SLOT_STEP = 16;  // slots of a chunk are padded to this: every kernel reads whole vectors of them
+
+int positive(int n, const char* what) {
+  if (n < 1) throw std::invalid_argument(std::string(what) + " must be positive");
+  return n;
+}
+
+}  // namespace
+
+Engine::Engine(int threads, const std::string& name, bool f32)
+    : kernels(choose_kernels(name.c_str())), f32_cache(f32), team(threads) {}
+
+void Engine::allocate(const std::vector<GroupLayout>& layouts, int size) {
+  block_size = positive(size, "block_size");
+  groups.clear();
+  for (const GroupLayout& layout : layouts) {
+    positive(layout.heads, "heads");
+    positive(layout.key_width, "key_width");
+    positive(layout.value_width, "value_width");
+    CacheGroup group;
+    group.layout = layout;
+    for (size_t i = 0; i < layout.layers.size(); ++i) {
+      Cache cache{f32_cache, layout.heads, (int)round_up(size, SLOT_STEP), size, (int)round_up(layout.key_width, 2),
+                  (int)round_up(layout.value_width, SLOT_STEP), nullptr, nullptr};
+      const size_t chunks = (size_t)layout.blocks * layout.heads, element = f32_cache ? 4 : 2;
+      group.memory.emplace_back(chunks * cache.key_chunk() * element);
+      cache.keys = group.memory.back().as();
+      group.memory.emplace_back(chunks * cache.value_chunk() * element);
+      cache.values = group.memory.back().as();
+      group.caches.push_back(cache);
+    }
+    groups.push_back(std::move(group));
+  }
+}
+
+void Engine::copy_blocks(int number, const std::vector<std::pair<int, int>>& pairs) {
+  CacheGroup& group = groups.at(number);
+  for (const auto& [source, target] : pairs) {
+    if (source < 0 || target < 0 || source >= group.layout.blocks || target >= group.layout.blocks) {
+      throw std::invalid_argument("a block to copy is outside the cache");
+    }
+  }
+  for (const Cache& cache : group.caches) {
+    const size_t element = f32_cache ? 4 : 2;
+    const size_t keys = cache.key_chunk() * cache.heads * element, values = cache.value_chunk() * cache.heads * element;
+    for (const auto& [source, target] : pairs) {
+      memcpy(static_cast<uint8_t*>(cache.keys) + target * keys, static_cast<uint8_t*>(cache.keys) + source * keys, keys);
+      memcpy(static_cast<uint8_t*>(cache.values) + target * values, static_cast<uint8_t*>(cache.values) + source * values, values);
+    }
+  }
+}
+
+std::pair<int, int> Engine::find(int layer) const {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const std::vector<int>& layers = groups[g].layout.layers;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      if (layers[i] == layer) return {(int)g, (int)i};
+    }
+  }
+  throw std::invalid_argument("layer " + std::to_string(layer) + " caches nothing");
+}
+
+ForEach Engine::for_each() {
+  return [this](int n, const std::function<void(int)>& body) { team.for_each(n, body); };
+}
+
+}  // namespace headway

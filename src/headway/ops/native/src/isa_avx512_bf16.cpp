@@ -1,0 +1,12 @@
+#include "simd_avx512.h"
+
+#include "kernels_table.h"
+
+namespace headway {
+
+const Kernels* avx512_bf16_kernels() {
+  static constexpr Kernels kernels = table("avx512_bf16");
+  return &kernels;
+}
+
+}  // namespace headway

@@ -1,0 +1,124 @@
+// What each instruction set provides: one table of functions, chosen at run time.
+//
+// One rule holds for all of them: the value computed for a token row, a query or a cached token does not depend on
+// how many rows are computed together, in which blocks, or by which thread. Every sum has one fixed order.
+#pragma once
+
+#include "common.h"
+#include "matrix.h"
+
+namespace headway {
+
+// Token rows in the forms linear kernels read. A form that is not wanted is null.
+struct Activations {
+  int width = 0;               // numbers per row
+  int depth = 0;               // width, padded to a multiple of SMALLEST_GROUP; the padding of q and bf16 is zero
+  const float* f32 = nullptr;  // [rows][width]
+
+  uint16_t* bf16 = nullptr;    // [rows][stride]
+  int8_t* q = nullptr;         // [rows][stride]
+  size_t stride = 0;           // of bf16 and q, in elements
+
+  // Inputs that share a scale are the weights' groups: x = scale * q.
+  int group = 0;
+  float* scale = nullptr;      // [rows][groups]
+  float* sum = nullptr;        // [rows][groups]: scale times the sum of q, what a group's minimum is multiplied by
+  int32_t* offset8 = nullptr;  // [rows][groups]: -zero times the sum of q, with the zero of 8-bit codes
+  int32_t* offset4 = nullptr;  // the same for 4-bit codes
+
+  int groups() const { return (int)ceil_div(depth, group); }
+};
+
+// A layer's keys and values: [block][head] chunks, each holding `slots` tokens (the block's, padded to 16).
+//   bf16: key chunk [key_width/2][slots][2], value chunk [slots/2][value_width][2]
+//   f32:  key chunk [key_width][slots],      value chunk [slots][value_width]
+// Widths are padded: key_width to 2, value_width to 16. Within a chunk, tokens of a pair lie side by side, so that
+// dot-product instructions find their operands without shuffles.
+struct Cache {
+  bool f32;
+  int heads, slots, block_size;
+  int key_width, value_width;  // padded
+  void* keys;
+  void* values;
+
+  size_t key_chunk() const { return (size_t)key_width * slots; }      // elements
+  size_t value_chunk() const { return (size_t)value_width * slots; }  // elements
+};
+
+// One key/value head of one row of the batch: `queries` tokens, `group` query heads each.
+struct Attend {
+  Cache cache;
+  const int32_t* table;      // the row's blocks
+  int head;                  // key/value head
+  int group;                 // query heads per key/value head
+  int queries;
+  const float* q;            // of the first query's first head: [queries][q_stride], heads of `width` side by side
+  size_t q_stride;
+  int width, out_width;      // unpadded key and value width
+  const int32_t* positions;  // [queries], ascending
+  float scale, softcap;      // softcap 0 = none
+  int window;                // 0 = none
+};
+
+// Sum over one range of cached tokens: the largest score, the sum of exp(score - largest), and the weighted values.
+struct Partial {
+  float* largest;  // [rows]
+  float* total;    // [rows]
+  float* values;   // [rows][value_width]
+};
+
+enum class Activation { silu, gelu_tanh };
+
+struct Kernels {
+  const char* name;
+  bool bf16_dot;  // bf16 weights and caches take activations rounded to bf16
+
+  // acc[row][tiles * TILE] = rows [row, row + rows) of `a` times tiles [tile, tile + tiles), without the matrix's unit.
+  void (*matmul)(const Matrix& w, int tile, int tiles, const Activations& a, int row, int rows, float* acc);
+
+  // Fill the integer form of inputs [begin, end) of a row (begin: multiple of the group) from x, which starts there.
+  void (*quantise)(const float* x, int begin, int end, Activations& a, int row);
+  void (*to_bf16)(const float* x, int begin, int end, Activations& a, int row);
+
+  void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
+  // out = acc * unit + bias + residual; bias and residual may be null.
+  void (*finish)(const float* acc, float unit, const float* bias, const float* residual, int n, float* out);
+  // out = activation(gate * gate_unit) * (up * up_unit)
+  void (*gate)(Activation kind, const float* gate, float gate_unit, const float* up, float up_unit, int n, float* out);
+  // x = softcap * tanh(x * scale / softcap); softcap 0 = only scale
+  void (*cap)(float* x, float scale, float softcap, int n);
+
+  // Queries' heads, scaled and in the form `attend` reads, to prepared [queries * group][key_width] (floats' room).
+  void (*prepare_queries)(const Attend& task, void* prepared);
+  // One range of blocks for all query rows (query-major). scores: scratch, attend_scratch() bytes.
+  void (*attend)(const Attend& task, const void* prepared, int first_block, int last_block, void* scores, Partial out);
+  // total = total merged with `more`, row by row; an empty side leaves the other untouched.
+  void (*merge)(Partial total, Partial more, int rows, int value_width);
+  // out[value] = values / total
+  void (*normalise)(Partial total, int row, int value_width, int out_width, float* out);
+
+  double (*probe_read)(const uint8_t* data, size_t bytes);  // sums memory; returns something that depends on it
+  void (*probe_dot)(int kind, long rounds);                 // 0 fp32, 1 bf16, 2 int8: 12 independent chains
+  int probe_lanes;                                          // multiply-adds of one fp32 instruction
+};
+
+constexpr int SPLIT = 256;  // cached tokens per partial sum of attention, at absolute positions
+
+// Blocks per partial sum.
+HW_INLINE int split_blocks(const Cache& c) { return c.block_size >= SPLIT ? 1 : SPLIT / c.block_size; }
+
+// Bytes of scratch that `attend` needs for `rows` query rows.
+HW_INLINE size_t attend_scratch(const Cache& c, int rows) {
+  return (size_t)round_up(rows, 4) * split_blocks(c) * c.slots * 6 + 64;
+}
+
+// Tables of the instruction sets; call only what the machine supports.
+const Kernels* scalar_kernels();
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+const Kernels* avx512_bf16_kernels();
+
+// Best table of the machine, or the one named. Throws std::invalid_argument.
+const Kernels& choose_kernels(const char* name);
+
+}  // namespace headway

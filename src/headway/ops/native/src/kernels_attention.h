@@ -1,0 +1,311 @@
+// Attention of one key/value head over a range of cache blocks. Included per instruction set.
+//
+// A range (256 tokens at absolute positions) is summed by itself: all its scores, their largest, exponentials, weighted
+// values. Ranges are then merged in order. So a query's result is the same bits whether it is computed alone, in a chunk,
+// or with its ranges spread over threads.
+#pragma once
+
+#include <cmath>
+
+#include "kernels.h"
+#include "kernels_vector.h"
+
+namespace headway {
+namespace {
+
+constexpr int ROW_BLOCK = 4;                // query rows per micro-kernel
+constexpr int COLUMNS = 2 * Simd::W;        // cached tokens per micro-kernel of scores
+constexpr int VALUES = 4 * Simd::W;         // value numbers per micro-kernel of weighted values
+
+enum class Form { f32, bf16, bf16_dot };    // cache in float; bf16 widened; bf16 with dot-product instructions
+
+// Row r's elements of the prepared queries: floats, or pairs of bfloat16.
+template <Form FORM>
+HW_INLINE const void* query_row(const void* prepared, const Cache& c, int row) {
+  return static_cast<const uint8_t*>(prepared) + (size_t)row * c.key_width * (FORM == Form::bf16_dot ? 2 : 4);
+}
+
+void prepare_queries(const Attend& t, void* prepared) {
+  const int padded = t.cache.key_width;
+  const bool pairs = Simd::BF16_DOT && !t.cache.f32;
+  for (int row = 0; row < t.queries * t.group; ++row) {
+    const float* q = t.q + row / t.group * t.q_stride + (size_t)(row % t.group) * t.width;
+    for (int d = 0; d < padded; d += Simd::W) {
+      const Simd::F x = Simd::mul(load_part(q + d, t.width - d), Simd::set1(t.scale));
+      const int n = padded - d;
+      if (!pairs) {
+        store_part(static_cast<float*>(prepared) + (size_t)row * padded + d, x, n);
+      } else if (n >= Simd::W) {
+        Simd::store_bf16(static_cast<uint16_t*>(prepared) + (size_t)row * padded + d, x);
+      } else {
+        uint16_t lanes[Simd::W];
+        Simd::store_bf16(lanes, x);
+        memcpy(static_cast<uint16_t*>(prepared) + (size_t)row * padded + d, lanes, n * 2);
+      }
+    }
+  }
+}
+
+// scores[ROWS][N vectors] of one key chunk, from slot `slot`.
+template <Form FORM, int ROWS, int N>
+HW_INLINE void score_rows(const Cache& c, const void* keys, int slot, const void* const* queries, float* scores, size_t stride) {
+  Simd::F sums[ROWS][N];
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < N; ++v) sums[r][v] = Simd::zero();
+  if constexpr (FORM == Form::f32) {
+    const float* k = static_cast<const float*>(keys) + slot;
+    for (int d = 0; d < c.key_width; ++d, k += c.slots) {
+#pragma GCC unroll 2
+      for (int v = 0; v < N; ++v) {
+        const Simd::F key = Simd::load(k + v * Simd::W);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r)
+          sums[r][v] = Simd::fma(key, Simd::set1(static_cast<const float*>(queries[r])[d]), sums[r][v]);
+      }
+    }
+  } else {
+    const uint16_t* k = static_cast<const uint16_t*>(keys) + 2 * slot;
+    for (int d = 0; d < c.key_width; d += 2, k += 2 * c.slots) {
+#pragma GCC unroll 2
+      for (int v = 0; v < N; ++v) {
+        const Simd::I pair = Simd::load_i(k + v * Simd::W * 2);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) {
+          if constexpr (FORM == Form::bf16_dot) {
+            sums[r][v] = Simd::dot_bf16(sums[r][v], pair, Simd::broadcast4(static_cast<const uint16_t*>(queries[r]) + d));
+          } else {
+            const float* q = static_cast<const float*>(queries[r]) + d;
+            sums[r][v] = Simd::fma(Simd::even_bf16(pair), Simd::set1(q[0]), sums[r][v]);
+            sums[r][v] = Simd::fma(Simd::odd_bf16(pair), Simd::set1(q[1]), sums[r][v]);
+          }
+        }
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < N; ++v) Simd::store(scores + r * stride + slot + v * Simd::W, sums[r][v]);
+}
+
+template <Form FORM, int ROWS>
+void score_chunk(const Cache& c, const void* keys, int used, const void* const* queries, float* scores, size_t stride) {
+  int slot = 0;
+  for (; slot < used && slot + COLUMNS <= c.slots; slot += COLUMNS)
+    score_rows<FORM, ROWS, 2>(c, keys, slot, queries, scores, stride);
+  for (; slot < used; slot += Simd::W) score_rows<FORM, ROWS, 1>(c, keys, slot, queries, scores, stride);
+}
+
+// Scores of a row -> weights exp(score - largest); columns the query may not see get 0. Returns (largest, total).
+struct Range {
+  int first_block, last_block, block_size, slots;
+};
+
+HW_INLINE void soften(const Attend& t, const Range& range, int position, float* scores, float* largest, float* total) {
+  const int low = t.window > 0 ? position - t.window + 1 : 0;
+  const Simd::F none = Simd::set1(-INFINITY);
+  Simd::F most = none;
+  for (int b = range.first_block; b < range.last_block; ++b) {
+    const int start = b * range.block_size, to = (int)least(range.block_size, position + 1 - start), from = low - start;
+    float* column = scores + (size_t)(b - range.first_block) * range.slots;
+    for (int s = 0; s < range.slots; s += Simd::W) {
+      Simd::F x = none;
+      if (s < to && s + Simd::W > from) {
+        x = Simd::load(column + s);
+        if (t.softcap > 0) x = Simd::mul(hyperbolic_tangent(Simd::mul(x, Simd::set1(1 / t.softcap))), Simd::set1(t.softcap));
+        if (s + Simd::W > to || s < from) x = Simd::keep(x, from - s, to - s, none);
+      }
+      Simd::store(column + s, x);
+      most = Simd::max(most, x);  // a NaN in x stays
+    }
+  }
+  *largest = Simd::largest(most);
+  const Simd::F top = Simd::set1(*largest == -INFINITY ? 0.0f : *largest);
+  Simd::F sum = Simd::zero();
+  for (int b = range.first_block; b < range.last_block; ++b) {
+    const int start = b * range.block_size, to = (int)least(range.block_size, position + 1 - start), from = low - start;
+    float* column = scores + (size_t)(b - range.first_block) * range.slots;
+    for (int s = 0; s < range.slots; s += Simd::W) {
+      Simd::F p = Simd::zero();
+      if (s < to && s + Simd::W > from) {
+        p = exponential(Simd::sub(Simd::load(column + s), top));
+        if (s + Simd::W > to || s < from) p = Simd::keep(p, from - s, to - s, Simd::zero());
+        sum = Simd::add(sum, p);
+      }
+      Simd::store(column + s, p);
+    }
+  }
+  *total = Simd::sum(sum);
+}
+
+// out[ROWS][N vectors] = weights times values, over all blocks of the range. Only tokens below `end` are read: what lies
+// behind may be left over from another request.
+template <Form FORM, int ROWS, int N>
+HW_INLINE void weigh_rows(const Attend& t, const Range& range, int end, int first_value, const void* weights, size_t stride,
+                          float* out) {
+  const Cache& c = t.cache;
+  Simd::F sums[ROWS][N];
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v) sums[r][v] = Simd::zero();
+  for (int b = range.first_block; b < range.last_block; ++b) {
+    if (t.table[b] < 0) continue;
+    const int used = (int)least(c.block_size, end - b * c.block_size);
+    const size_t chunk = ((size_t)t.table[b] * c.heads + t.head) * c.value_chunk();
+    const size_t column = (size_t)(b - range.first_block) * c.slots;
+    if constexpr (FORM == Form::f32) {
+      const float* values = static_cast<const float*>(c.values) + chunk + first_value;
+      for (int s = 0; s < used; ++s, values += c.value_width) {
+        Simd::F value[N];
+#pragma GCC unroll 4
+        for (int v = 0; v < N; ++v) value[v] = Simd::load(values + v * Simd::W);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) {
+          const Simd::F p = Simd::set1(static_cast<const float*>(weights)[r * stride + column + s]);
+#pragma GCC unroll 4
+          for (int v = 0; v < N; ++v) sums[r][v] = Simd::fma(value[v], p, sums[r][v]);
+        }
+      }
+    } else {
+      const uint16_t* values = static_cast<const uint16_t*>(c.values) + chunk + 2 * first_value;
+      for (int s = 0; s < used; s += 2, values += 2 * c.value_width) {
+        Simd::I value[N];
+#pragma GCC unroll 4
+        for (int v = 0; v < N; ++v) value[v] = Simd::load_i(values + v * Simd::W * 2);
+        if (s + 1 == used) {
+#pragma GCC unroll 4
+          for (int v = 0; v < N; ++v) value[v] = Simd::even_only(value[v]);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) {
+          if constexpr (FORM == Form::bf16_dot) {
+            const Simd::I p = Simd::broadcast4(static_cast<const uint16_t*>(weights) + r * stride + column + s);
+#pragma GCC unroll 4
+            for (int v = 0; v < N; ++v) sums[r][v] = Simd::dot_bf16(sums[r][v], value[v], p);
+          } else {
+            const float* p = static_cast<const float*>(weights) + r * stride + column + s;
+            const Simd::F even = Simd::set1(p[0]), odd = Simd::set1(p[1]);
+#pragma GCC unroll 4
+            for (int v = 0; v < N; ++v) {
+              sums[r][v] = Simd::fma(Simd::even_bf16(value[v]), even, sums[r][v]);
+              sums[r][v] = Simd::fma(Simd::odd_bf16(value[v]), odd, sums[r][v]);
+            }
+          }
+        }
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v) Simd::store(out + (size_t)r * c.value_width + first_value + v * Simd::W, sums[r][v]);
+}
+
+template <Form FORM, int ROWS>
+void weigh(const Attend& t, const Range& range, int end, const void* weights, size_t stride, float* out) {
+  int d = 0;
+  for (; d + VALUES <= t.cache.value_width; d += VALUES) weigh_rows<FORM, ROWS, 4>(t, range, end, d, weights, stride, out);
+  for (; d < t.cache.value_width; d += Simd::W) weigh_rows<FORM, ROWS, 1>(t, range, end, d, weights, stride, out);
+}
+
+template <class Fn>
+HW_INLINE void in_row_blocks(int rows, Fn fn) {  // fn(first row, how many)
+  int r = 0;
+  for (; r + ROW_BLOCK <= rows; r += ROW_BLOCK) fn(r, ROW_BLOCK);
+  if (r < rows) fn(r, rows - r);
+}
+
+template <Form FORM>
+void attend_form(const Attend& t, const void* prepared, int first_block, int last_block, void* scratch, Partial out) {
+  const Cache& c = t.cache;
+  const int rows = t.queries * t.group, end = t.positions[t.queries - 1] + 1;
+  const Range range{first_block, (int)least(last_block, ceil_div(end, c.block_size)), c.block_size, c.slots};
+  const size_t stride = (size_t)split_blocks(c) * c.slots;
+  float* scores = static_cast<float*>(scratch);
+  uint16_t* weights = reinterpret_cast<uint16_t*>(scores + round_up(rows, ROW_BLOCK) * stride);
+  const size_t element = c.f32 ? 4 : 2;
+
+  for (int b = range.first_block; b < range.last_block; ++b) {
+    if (t.table[b] < 0) continue;  // freed, because it is behind every query's window
+    const int used = (int)least(c.block_size, end - b * c.block_size);
+    const size_t chunk = (size_t)t.table[b] * c.heads + t.head;
+    const void* keys = static_cast<const uint8_t*>(c.keys) + chunk * c.key_chunk() * element;
+    // The values are read right after the scores: fetch them, and the next block's keys, while computing.
+    const uint8_t* values = static_cast<const uint8_t*>(c.values) + chunk * c.value_chunk() * element;
+    for (size_t i = 0; i < c.value_chunk() * element; i += 64) Simd::prefetch(values + i);
+    if (b + 1 < range.last_block && t.table[b + 1] >= 0) {
+      const uint8_t* next = static_cast<const uint8_t*>(c.keys) + ((size_t)t.table[b + 1] * c.heads + t.head) * c.key_chunk() * element;
+      for (size_t i = 0; i < c.key_chunk() * element; i += 64) Simd::prefetch(next + i);
+    }
+    in_row_blocks(rows, [&](int first, int count) {
+      const void* queries[ROW_BLOCK];
+      for (int r = 0; r < count; ++r) queries[r] = query_row<FORM>(prepared, c, first + r);
+      float* to = scores + first * stride + (size_t)(b - range.first_block) * c.slots;
+      switch (count) {
+        case 1: return score_chunk<FORM, 1>(c, keys, used, queries, to, stride);
+        case 2: return score_chunk<FORM, 2>(c, keys, used, queries, to, stride);
+        case 3: return score_chunk<FORM, 3>(c, keys, used, queries, to, stride);
+        default: return score_chunk<FORM, 4>(c, keys, used, queries, to, stride);
+      }
+    });
+  }
+  for (int r = 0; r < rows; ++r) {
+    soften(t, range, t.positions[r / t.group], scores + r * stride, &out.largest[r], &out.total[r]);
+    if constexpr (FORM == Form::bf16_dot) {
+      const size_t used = (size_t)(range.last_block - range.first_block) * c.slots;
+      for (size_t i = 0; i < used; i += Simd::W) Simd::store_bf16(weights + r * stride + i, Simd::load(scores + r * stride + i));
+    }
+  }
+  in_row_blocks(rows, [&](int first, int count) {
+    const void* p = FORM == Form::bf16_dot ? static_cast<const void*>(weights + first * stride) : scores + first * stride;
+    float* to = out.values + (size_t)first * c.value_width;
+    switch (count) {
+      case 1: return weigh<FORM, 1>(t, range, end, p, stride, to);
+      case 2: return weigh<FORM, 2>(t, range, end, p, stride, to);
+      case 3: return weigh<FORM, 3>(t, range, end, p, stride, to);
+      default: return weigh<FORM, 4>(t, range, end, p, stride, to);
+    }
+  });
+}
+
+void attend(const Attend& t, const void* prepared, int first_block, int last_block, void* scratch, Partial out) {
+  if (t.cache.f32) return attend_form<Form::f32>(t, prepared, first_block, last_block, scratch, out);
+  attend_form<Simd::BF16_DOT ? Form::bf16_dot : Form::bf16>(t, prepared, first_block, last_block, scratch, out);
+}
+
+void merge(Partial total, Partial more, int rows, int value_width) {
+  for (int r = 0; r < rows; ++r) {
+    if (more.largest[r] == -INFINITY) continue;  // nothing seen
+    float* values = total.values + (size_t)r * value_width;
+    const float* added = more.values + (size_t)r * value_width;
+    if (total.largest[r] == -INFINITY) {
+      total.largest[r] = more.largest[r];
+      total.total[r] = more.total[r];
+      memcpy(values, added, value_width * sizeof(float));
+      continue;
+    }
+    const bool greater = more.largest[r] > total.largest[r];
+    float factor[Simd::W];
+    const float distance = greater ? total.largest[r] - more.largest[r] : more.largest[r] - total.largest[r];
+    Simd::store(factor, exponential(Simd::set1(distance)));
+    const Simd::F old = Simd::set1(greater ? factor[0] : 1.0f), fresh = Simd::set1(greater ? 1.0f : factor[0]);
+    if (greater) total.largest[r] = more.largest[r];
+    total.total[r] = greater ? total.total[r] * factor[0] + more.total[r] : total.total[r] + more.total[r] * factor[0];
+    for (int d = 0; d < value_width; d += Simd::W) {
+      const Simd::F scaled = Simd::mul(Simd::load(values + d), old);
+      Simd::store(values + d, Simd::fma(Simd::load(added + d), fresh, scaled));
+    }
+  }
+}
+
+void normalise(Partial total, int row, int value_width, int out_width, float* out) {
+  const Simd::F by = Simd::set1(total.total[row]);
+  const float* values = total.values + (size_t)row * value_width;
+  for (int d = 0; d < out_width; d += Simd::W) store_part(out + d, Simd::div(Simd::load(values + d), by), out_width - d);
+}
+
+}  // namespace
+}  // namespace headway

@@ -1,0 +1,252 @@
+// Linear layers: token rows times one tile of 32 outputs, for every storage format. Included per instruction set.
+//
+// The inner kernels take up to Simd::ROWS rows and keep all sums in registers. Order of a sum, whatever the number of
+// rows: integers are exact within a group; groups are added in order.
+#pragma once
+
+#include "kernels.h"
+
+namespace headway {
+namespace {
+
+constexpr int VECTORS = TILE / Simd::W;
+
+// The part of a tile a kernel works on, and where to fetch ahead from.
+struct Slice {
+  const uint8_t* weights;   // at input `begin`
+  int begin, end;           // inputs; begin is a multiple of LARGEST_GROUP
+  const uint8_t* ahead;     // memory to prefetch, `lines` cache lines per SMALLEST_GROUP of inputs
+  int lines;
+};
+
+template <int ROWS>
+HW_INLINE void load_sums(Simd::F (&sums)[ROWS][VECTORS], const float* acc, size_t stride) {
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) sums[r][v] = Simd::load(acc + r * stride + v * Simd::W);
+}
+
+template <int ROWS>
+HW_INLINE void store_sums(const Simd::F (&sums)[ROWS][VECTORS], float* acc, size_t stride) {
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) Simd::store(acc + r * stride + v * Simd::W, sums[r][v]);
+}
+
+// dots[row][vector] += codes of `inputs` inputs times activations.
+template <int BITS, int ROWS>
+HW_INLINE void dot_codes(Simd::I (&dots)[ROWS][VECTORS], const uint8_t* codes, const int8_t* a, size_t stride, int inputs) {
+  if constexpr (BITS == 8) {
+#pragma GCC unroll 2
+    for (int k = 0; k < inputs; k += 4, codes += 4 * TILE) {
+      Simd::I w[VECTORS];
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) w[v] = Simd::load_i(codes + v * Simd::W * 4);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r) {
+        const Simd::I x = Simd::broadcast4(a + r * stride + k);
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) dots[r][v] = Simd::dot8(dots[r][v], w[v], x);
+      }
+    }
+  } else {
+    for (int k = 0; k < inputs; k += 8, codes += 4 * TILE) {
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        Simd::I w[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) {
+          const Simd::I both = Simd::load_i(codes + v * Simd::W * 4);
+          w[v] = half == 0 ? Simd::low_nibbles(both) : Simd::high_nibbles(both);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) {
+          const Simd::I x = Simd::broadcast4(a + r * stride + k + 4 * half);
+#pragma GCC unroll 4
+          for (int v = 0; v < VECTORS; ++v) dots[r][v] = Simd::dot4(dots[r][v], w[v], x);
+        }
+      }
+    }
+  }
+}
+
+template <int BITS, bool MIN, int ROWS>
+void integer_rows(const Matrix& m, const Slice& s, const Activations& a, int row, float* acc, size_t acc_stride) {
+  const int groups = a.groups();
+  const int8_t* q = a.q + row * a.stride;
+  const uint8_t* w = s.weights;
+  const uint8_t* ahead = s.ahead;
+  Simd::F sums[ROWS][VECTORS];
+  load_sums<ROWS>(sums, acc, acc_stride);
+  for (int k = s.begin; k < s.end; k += m.group) {
+    const int inputs = (int)least(m.group, s.end - k);
+    const size_t at = (size_t)row * groups + k / m.group;
+    for (int i = 0; i < s.lines * (inputs / SMALLEST_GROUP); ++i, ahead += 64) Simd::prefetch(ahead);
+    Simd::I dots[ROWS][VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+      Simd::I offset = Simd::zero_i();
+      if constexpr (!MIN && (BITS == 4 || Simd::ZERO8 != 0)) {
+        offset = Simd::broadcast4((BITS == 8 ? a.offset8 : a.offset4) + at + r * groups);
+      }
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) dots[r][v] = offset;
+    }
+    dot_codes<BITS, ROWS>(dots, w + (MIN ? 4 : 2) * TILE, q + k, a.stride, inputs);
+
+    const uint16_t* scale = reinterpret_cast<const uint16_t*>(w);
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) {
+      const Simd::F by = Simd::load_f16(scale + v * Simd::W);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r) {
+        const Simd::F part = Simd::mul(Simd::to_float(dots[r][v]), by);
+        sums[r][v] = Simd::fma(part, Simd::set1(a.scale[at + r * groups]), sums[r][v]);
+      }
+    }
+    if constexpr (MIN) {
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) {
+        const Simd::F minimum = Simd::load_f16(scale + TILE + v * Simd::W);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) sums[r][v] = Simd::fma(minimum, Simd::set1(a.sum[at + r * groups]), sums[r][v]);
+      }
+    }
+    w += group_bytes(m, inputs);
+  }
+  store_sums<ROWS>(sums, acc, acc_stride);
+}
+
+template <int ROWS>
+void bf16_rows(const Matrix& m, const Slice& s, const Activations& a, int row, float* acc, size_t acc_stride) {
+  Simd::F sums[ROWS][VECTORS];
+  load_sums<ROWS>(sums, acc, acc_stride);
+  const uint16_t* w = reinterpret_cast<const uint16_t*>(s.weights);
+  const uint8_t* ahead = s.ahead;
+  const int end = (int)least(s.end, m.depth);
+  for (int k = s.begin; k < end; k += 2, w += 2 * TILE) {
+    if (s.lines && k % SMALLEST_GROUP == 0) {
+      for (int i = 0; i < s.lines; ++i, ahead += 64) Simd::prefetch(ahead);
+    }
+    Simd::I both[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) both[v] = Simd::load_i(w + v * Simd::W * 2);
+    if constexpr (Simd::BF16_DOT) {
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r) {
+        const Simd::I x = Simd::broadcast4(a.bf16 + (row + r) * a.stride + k);
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) sums[r][v] = Simd::dot_bf16(sums[r][v], both[v], x);
+      }
+    } else {
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r) {
+        const float* x = a.f32 + (size_t)(row + r) * a.width + k;
+        const Simd::F even = Simd::set1(x[0]), odd = Simd::set1(k + 1 < a.width ? x[1] : 0.0f);
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) {
+          sums[r][v] = Simd::fma(Simd::even_bf16(both[v]), even, sums[r][v]);
+          sums[r][v] = Simd::fma(Simd::odd_bf16(both[v]), odd, sums[r][v]);
+        }
+      }
+    }
+  }
+  store_sums<ROWS>(sums, acc, acc_stride);
+}
+
+template <bool HALF, int ROWS>
+void float_rows(const Matrix& m, const Slice& s, const Activations& a, int row, float* acc, size_t acc_stride) {
+  Simd::F sums[ROWS][VECTORS];
+  load_sums<ROWS>(sums, acc, acc_stride);
+  const int end = (int)least(s.end, m.in);
+  const float* x = a.f32 + (size_t)row * a.width;
+  const uint8_t* w = s.weights;
+  for (int k = s.begin; k < end; ++k, w += TILE * (HALF ? 2 : 4)) {
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) {
+      const Simd::F by = HALF ? Simd::load_f16(reinterpret_cast<const uint16_t*>(w) + v * Simd::W)
+                              : Simd::load(reinterpret_cast<const float*>(w) + v * Simd::W);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r) sums[r][v] = Simd::fma(by, Simd::set1(x[(size_t)r * a.width + k]), sums[r][v]);
+    }
+  }
+  store_sums<ROWS>(sums, acc, acc_stride);
+}
+
+template <int ROWS>
+void rows_of_tile(const Matrix& m, const Slice& s, const Activations& a, int row, float* acc, size_t acc_stride) {
+  switch (m.storage) {
+    case Storage::int8:
+      return integer_rows<8, false, ROWS>(m, s, a, row, acc, acc_stride);
+    case Storage::int4:
+      if (m.has_min) return integer_rows<4, true, ROWS>(m, s, a, row, acc, acc_stride);
+      return integer_rows<4, false, ROWS>(m, s, a, row, acc, acc_stride);
+    case Storage::bf16:
+      return bf16_rows<ROWS>(m, s, a, row, acc, acc_stride);
+    case Storage::f16:
+      return float_rows<true, ROWS>(m, s, a, row, acc, acc_stride);
+    case Storage::f32:
+      return float_rows<false, ROWS>(m, s, a, row, acc, acc_stride);
+  }
+}
+
+void rows_of_tile(int rows, const Matrix& m, const Slice& s, const Activations& a, int row, float* acc, size_t stride) {
+  switch (rows) {
+    case 1:
+      return rows_of_tile<1>(m, s, a, row, acc, stride);
+    case 2:
+      return rows_of_tile<2>(m, s, a, row, acc, stride);
+    default:
+      break;
+  }
+  if constexpr (Simd::ROWS == 6) {
+    switch (rows) {
+      case 3:
+        return rows_of_tile<3>(m, s, a, row, acc, stride);
+      case 4:
+        return rows_of_tile<4>(m, s, a, row, acc, stride);
+      case 5:
+        return rows_of_tile<5>(m, s, a, row, acc, stride);
+      default:
+        return rows_of_tile<6>(m, s, a, row, acc, stride);
+    }
+  }
+}
+
+HW_INLINE size_t bytes_before(const Matrix& m, int input) {  // of a tile; input: multiple of LARGEST_GROUP or the depth
+  if (m.quantised()) {
+    const int rest = input % m.group;
+    return input / m.group * group_bytes(m, m.group) + (rest ? group_bytes(m, rest) : 0);
+  }
+  return (size_t)input * TILE * (m.storage == Storage::f32 ? 4 : 2);
+}
+
+// Inputs are walked in passes short enough that a pass of the weights stays in the first cache while all row blocks use
+// it; the first row block would wait for memory, so every block fetches its share of the next pass.
+void matmul(const Matrix& m, int tile, int tiles, const Activations& a, int row, int rows, float* acc) {
+  const size_t stride = (size_t)tiles * TILE;
+  for (size_t i = 0; i < rows * stride; i += Simd::W) Simd::store(acc + i, Simd::zero());
+  const int blocks = (int)ceil_div(rows, Simd::ROWS);
+  const int pass = blocks == 1 ? m.depth : rows <= 48 ? LARGEST_GROUP : 8 * LARGEST_GROUP;
+  for (int begin = 0; begin < m.depth; begin += pass) {
+    const int end = (int)least(begin + pass, m.depth);
+    const size_t from = bytes_before(m, begin), bytes = bytes_before(m, end) - from;
+    const int lines = (int)ceil_div(bytes, (int64_t)64 * blocks * ceil_div(end - begin, SMALLEST_GROUP));
+    const size_t share = (size_t)lines * 64 * ceil_div(end - begin, SMALLEST_GROUP);
+    for (int block = 0, first = 0; block < blocks; ++block) {
+      const int count = (int)ceil_div(rows - first, blocks - block);
+      for (int t = 0; t < tiles; ++t) {
+        const uint8_t* w = m.tile(tile + t) + from;
+        const bool fetch = blocks > 1;
+        const Slice slice{w, begin, end, fetch ? w + bytes + block * share : w, fetch ? lines : 0};
+        rows_of_tile(count, m, slice, a, row + first, acc + first * stride + t * TILE, stride);
+      }
+      first += count;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace headway

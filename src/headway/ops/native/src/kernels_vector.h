@@ -1,0 +1,148 @@
+// Row-wise kernels: norm, quantisation, gates, soft caps, and the exponential under them. Included per instruction set.
+#pragma once
+
+#include <cmath>
+
+#include "kernels.h"
+
+namespace headway {
+namespace {
+
+// Up to one vector of n floats; lanes past n are 0.
+HW_INLINE Simd::F load_part(const float* p, int n) {
+  if (n >= Simd::W) return Simd::load(p);
+  float lanes[Simd::W] = {};
+  memcpy(lanes, p, n * sizeof(float));
+  return Simd::load(lanes);
+}
+
+HW_INLINE void store_part(float* p, Simd::F x, int n) {
+  if (n >= Simd::W) return Simd::store(p, x);
+  float lanes[Simd::W];
+  Simd::store(lanes, x);
+  memcpy(p, lanes, n * sizeof(float));
+}
+
+// e^x within 2 units in the last place for x in [-87, 88]; clamped outside. NaN stays NaN.
+HW_INLINE Simd::F exponential(Simd::F x) {
+  x = Simd::max(Simd::set1(-87.0f), Simd::min(Simd::set1(88.0f), x));  // constant first: min and max keep a NaN on the right
+  const Simd::F n = Simd::round(Simd::mul(x, Simd::set1(1.44269504f)));
+  Simd::F r = Simd::fma(n, Simd::set1(-0.693359375f), x);  // ln 2 in two pieces, the first exact in few bits
+  r = Simd::fma(n, Simd::set1(2.12194440e-4f), r);
+  Simd::F p = Simd::set1(1.0f / 720);
+  p = Simd::fma(p, r, Simd::set1(1.0f / 120));
+  p = Simd::fma(p, r, Simd::set1(1.0f / 24));
+  p = Simd::fma(p, r, Simd::set1(1.0f / 6));
+  p = Simd::fma(p, r, Simd::set1(0.5f));
+  p = Simd::fma(p, r, Simd::set1(1.0f));
+  p = Simd::fma(p, r, Simd::set1(1.0f));
+  return Simd::times_power_of_2(p, n);
+}
+
+// tanh x = sign(x) (1 - e^-2|x|) / (1 + e^-2|x|), near 0 by its series, where the difference would cancel.
+HW_INLINE Simd::F hyperbolic_tangent(Simd::F x) {
+  const Simd::F one = Simd::set1(1.0f), minus = Simd::sub(Simd::zero(), x), size = Simd::max(minus, x);
+  const Simd::F e = exponential(Simd::mul(Simd::set1(-2.0f), size));
+  const Simd::F far = Simd::div(Simd::sub(one, e), Simd::add(one, e));
+  const Simd::F square = Simd::mul(x, x);
+  Simd::F series = Simd::set1(-17.0f / 315);
+  series = Simd::fma(series, square, Simd::set1(2.0f / 15));
+  series = Simd::fma(series, square, Simd::set1(-1.0f / 3));
+  series = Simd::fma(Simd::mul(series, square), x, x);
+  float lanes[3][Simd::W];
+  Simd::store(lanes[0], x);
+  Simd::store(lanes[1], far);
+  Simd::store(lanes[2], series);
+  for (int i = 0; i < Simd::W; ++i) {
+    const float v = lanes[0][i];
+    lanes[0][i] = v > -0.1f && v < 0.1f ? lanes[2][i] : v < 0 ? -lanes[1][i] : lanes[1][i];
+  }
+  return Simd::load(lanes[0]);
+}
+
+void rms_norm(const float* x, const float* weight, float eps, int n, float* out) {
+  Simd::F squares = Simd::zero();
+  for (int i = 0; i < n; i += Simd::W) {
+    const Simd::F v = load_part(x + i, n - i);
+    squares = Simd::fma(v, v, squares);
+  }
+  const Simd::F by = Simd::set1(1.0f / sqrtf(Simd::sum(squares) / (float)n + eps));
+  for (int i = 0; i < n; i += Simd::W) {
+    const Simd::F v = Simd::mul(load_part(x + i, n - i), by);
+    store_part(out + i, Simd::mul(v, load_part(weight + i, n - i)), n - i);
+  }
+}
+
+// A group with an infinity or NaN gets the scale NaN, so its row's results are NaN and nothing is hidden.
+void quantise(const float* x, int begin, int end, Activations& a, int row) {
+  constexpr int32_t INFINITE = 0x7f800000;
+  int8_t* q = a.q + row * a.stride;
+  for (int g = begin; g < end; g += a.group) {
+    const float* p = x + (g - begin);
+    const int n = (int)least(a.group, end - g);
+    Simd::I bits = Simd::zero_i();
+    for (int i = 0; i < n; i += Simd::W) bits = Simd::max_i(bits, Simd::magnitude_bits(load_part(p + i, n - i)));
+    const int32_t most = Simd::largest_i(bits);
+    const float largest = bits_to_float((uint32_t)most);
+    const bool broken = most >= INFINITE, tiny = largest < 1e-35f;  // below, 127 / largest would overflow
+    const Simd::F by = Simd::set1(broken || tiny ? 0.0f : 127.0f / largest);
+    Simd::I sum = Simd::zero_i();
+    for (int i = 0; i < round_up(n, SMALLEST_GROUP); i += Simd::W) {
+      Simd::I v = Simd::zero_i();
+      if (i < n && !broken) v = Simd::to_int(Simd::mul(load_part(p + i, n - i), by));
+      sum = Simd::add_i(sum, v);
+      Simd::store_bytes(q + g + i, v);
+    }
+    const int32_t total = Simd::sum_i(sum);
+    const size_t at = (size_t)row * a.groups() + g / a.group;
+    a.scale[at] = broken ? NAN : tiny ? 0.0f : largest / 127.0f;
+    a.sum[at] = a.scale[at] * (float)total;
+    a.offset8[at] = -Simd::ZERO8 * total;
+    a.offset4[at] = -8 * total;
+  }
+}
+
+void to_bf16(const float* x, int begin, int end, Activations& a, int row) {
+  uint16_t* out = a.bf16 + row * a.stride;
+  int i = begin;
+  for (; i + Simd::W <= end; i += Simd::W) Simd::store_bf16(out + i, Simd::load(x + i - begin));
+  for (; i < end; ++i) out[i] = float_to_bf16(x[i - begin]);
+  if (end == a.width && end < a.depth) out[end] = 0;
+}
+
+void finish(const float* acc, float unit, const float* bias, const float* residual, int n, float* out) {
+  const Simd::F by = Simd::set1(unit);
+  for (int i = 0; i < n; i += Simd::W) {
+    Simd::F v = Simd::mul(load_part(acc + i, n - i), by);
+    if (bias) v = Simd::add(v, load_part(bias + i, n - i));
+    if (residual) v = Simd::add(v, load_part(residual + i, n - i));
+    store_part(out + i, v, n - i);
+  }
+}
+
+void gate(Activation kind, const float* gate, float gate_unit, const float* up, float up_unit, int n, float* out) {
+  const Simd::F one = Simd::set1(1.0f);
+  for (int i = 0; i < n; i += Simd::W) {
+    const Simd::F g = Simd::mul(load_part(gate + i, n - i), Simd::set1(gate_unit));
+    const Simd::F u = Simd::mul(load_part(up + i, n - i), Simd::set1(up_unit));
+    Simd::F minus = Simd::sub(Simd::zero(), g);
+    if (kind == Activation::gelu_tanh) {  // (1 + tanh y) / 2 = 1 / (1 + e^-2y), y = sqrt(2/pi) (g + 0.044715 g^3)
+      const Simd::F inner = Simd::fma(Simd::mul(g, g), Simd::set1(0.044715f), one);
+      minus = Simd::mul(Simd::mul(minus, inner), Simd::set1(1.5957691216f));
+    }
+    const Simd::F activated = Simd::div(g, Simd::add(one, exponential(minus)));
+    store_part(out + i, Simd::mul(activated, u), n - i);
+  }
+}
+
+void cap(float* x, float scale, float softcap, int n) {
+  const Simd::F by = Simd::set1(softcap > 0 ? scale / softcap : scale), top = Simd::set1(softcap);
+  for (int i = 0; i < n; i += Simd::W) {
+    Simd::F v = Simd::mul(load_part(x + i, n - i), by);
+    if (softcap > 0) v = Simd::mul(hyperbolic_tangent(v), top);
+    store_part(x + i, v, n - i);
+  }
+}
+
+}  // namespace
+}  // namespace headway

@@ -1,0 +1,239 @@
+#include "matrix.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <stdexcept>
+#include <vector>
+
+namespace headway {
+
+namespace {
+
+constexpr int BLOCK = 32;  // weights per block of GGUF's q8_0, q4_0, q4_1
+
+struct Source {
+  const uint8_t* data;
+  std::string format;
+  int in;
+
+  bool blocks() const { return format[0] == 'q'; }
+  size_t block_bytes() const { return format == "q8_0" ? 34 : format == "q4_0" ? 18 : 20; }
+  size_t row_bytes() const { return blocks() ? in / BLOCK * block_bytes() : (size_t)in * (format == "f32" ? 4 : 2); }
+
+  void row(int n, float* to) const {  // of a 16 or 32-bit format
+    const uint8_t* p = data + n * row_bytes();
+    if (format == "f32") {
+      memcpy(to, p, (size_t)in * 4);
+      return;
+    }
+    const bool brain = format == "bf16";
+    for (int k = 0; k < in; ++k) {
+      uint16_t h;
+      memcpy(&h, p + 2 * k, 2);
+      to[k] = brain ? bf16_to_float(h) : f16_to_float(h);
+    }
+  }
+};
+
+// Codes of up to one group of one output, to where the kernels want them.
+void scatter(const Matrix& m, const uint8_t* codes, int inputs, int lane, uint8_t* to) {
+  if (m.storage == Storage::int8) {
+    for (int k = 0; k < inputs; k += 4) memcpy(to + (k / 4) * TILE * 4 + lane * 4, codes + k, 4);
+    return;
+  }
+  for (int k = 0; k < inputs; k += 8) {
+    uint32_t low, high;
+    memcpy(&low, codes + k, 4);
+    memcpy(&high, codes + k + 4, 4);
+    low |= high << 4;
+    memcpy(to + (k / 8) * TILE * 4 + lane * 4, &low, 4);
+  }
+}
+
+// One block of a GGUF format -> 32 codes, scale and minimum as stored.
+void read_block(const std::string& format, const uint8_t* block, uint8_t* codes, uint16_t* scale, uint16_t* minimum) {
+  memcpy(scale, block, 2);
+  if (format == "q8_0") {
+    for (int i = 0; i < BLOCK; ++i) codes[i] = (uint8_t)(block[2 + i] + 128);
+    return;
+  }
+  const uint8_t* nibbles = block + 2;
+  if (format == "q4_1") {
+    memcpy(minimum, block + 2, 2);
+    nibbles = block + 4;
+  }
+  for (int i = 0; i < BLOCK / 2; ++i) {
+    codes[i] = nibbles[i] & 15;
+    codes[i + BLOCK / 2] = nibbles[i] >> 4;
+  }
+}
+
+void pack_blocks(const Source& source, const Matrix& m, int tile, uint8_t* to) {
+  uint8_t codes[BLOCK];
+  for (int g = 0; g < m.depth / BLOCK; ++g, to += group_bytes(m, BLOCK)) {
+    uint16_t scales[2][TILE] = {};
+    uint8_t* packed = to + (m.has_min ? 2 : 1) * sizeof scales[0];
+    for (int lane = 0; lane < TILE && tile * TILE + lane < m.out; ++lane) {
+      const uint8_t* row = source.data + (size_t)(tile * TILE + lane) * source.row_bytes();
+      read_block(source.format, row + g * source.block_bytes(), codes, &scales[0][lane], &scales[1][lane]);
+      scatter(m, codes, BLOCK, lane, packed);
+    }
+    memcpy(to, scales, (m.has_min ? 2 : 1) * sizeof scales[0]);
+  }
+}
+
+// Nearest integers for the scale float16 can hold -> squared error. `limit` is the code's range, -limit..limit-1.
+float try_scale(const float* w, int n, float scale, int limit, uint8_t* codes, uint16_t* stored) {
+  *stored = float_to_f16(scale);
+  const float s = f16_to_float(*stored), inverse = s != 0 ? 1 / s : 0;
+  float error = 0;
+  for (int k = 0; k < n; ++k) {
+    const float q = std::min(std::max(nearbyintf(w[k] * inverse), (float)(limit == 128 ? -127 : -limit)), (float)(limit - 1));
+    codes[k] = (uint8_t)((int)q + limit);
+    error += (w[k] - q * s) * (w[k] - q * s);
+  }
+  return error;
+}
+
+// 8 bits: largest magnitude at 127. 4 bits: of scales around the one that puts the largest weight at -8, the best.
+void quantise_group(const float* w, int n, int limit, uint8_t* codes, uint16_t* stored) {
+  float extreme = 0;
+  for (int k = 0; k < n; ++k) {
+    if (fabsf(w[k]) > fabsf(extreme)) extreme = w[k];
+  }
+  if (limit == 128) {
+    try_scale(w, n, fabsf(extreme) / 127, limit, codes, stored);
+    return;
+  }
+  std::vector<uint8_t> trial(n);
+  float best = INFINITY;
+  for (int step = -5; step <= 5; ++step) {
+    uint16_t candidate;
+    const float error = try_scale(w, n, extreme / (-8.0f + 0.2f * step), limit, trial.data(), &candidate);
+    if (error < best) {
+      best = error;
+      *stored = candidate;
+      std::copy(trial.begin(), trial.end(), codes);
+    }
+  }
+}
+
+void pack_quantising(const Source& source, const Matrix& m, int tile, uint8_t* to) {
+  const int limit = m.storage == Storage::int8 ? 128 : 8;
+  std::vector<float> rows((size_t)TILE * m.depth);
+  const int lanes = std::min(TILE, m.out - tile * TILE);
+  for (int lane = 0; lane < lanes; ++lane) source.row(tile * TILE + lane, &rows[(size_t)lane * m.depth]);
+  for (float& w : rows) w /= m.unit;
+  std::vector<uint8_t> codes(m.group);
+  for (int k = 0; k < m.depth; k += m.group) {
+    const int inputs = std::min(m.group, m.depth - k);
+    uint16_t scales[TILE] = {};
+    for (int lane = 0; lane < lanes; ++lane) {
+      quantise_group(&rows[(size_t)lane * m.depth + k], inputs, limit, codes.data(), &scales[lane]);
+      scatter(m, codes.data(), inputs, lane, to + sizeof scales);
+    }
+    memcpy(to, scales, sizeof scales);
+    to += group_bytes(m, inputs);
+  }
+}
+
+void pack_floats(const Source& source, const Matrix& m, int tile, uint8_t* to) {
+  const size_t width = source.format == "f32" ? 4 : 2, pair = m.storage == Storage::bf16 ? 2 : 1;
+  for (int lane = 0; lane < TILE && tile * TILE + lane < m.out; ++lane) {
+    const uint8_t* row = source.data + (size_t)(tile * TILE + lane) * source.row_bytes();
+    for (size_t k = 0; k < (size_t)m.in; ++k) {
+      memcpy(to + ((k / pair * TILE + lane) * pair + k % pair) * width, row + k * width, width);
+    }
+  }
+}
+
+float largest_magnitude(const Source& source, int out, const ForEach& for_each) {
+  std::vector<float> of_row(out);
+  for_each(out, [&](int n) {
+    std::vector<float> row(source.in);
+    source.row(n, row.data());
+    float most = 0;
+    for (float w : row) most = std::isfinite(w) ? std::max(most, fabsf(w)) : INFINITY;
+    of_row[n] = most;
+  });
+  return *std::max_element(of_row.begin(), of_row.end());
+}
+
+}  // namespace
+
+Matrix pack(const uint8_t* data, size_t bytes, const std::string& format, int out, int in, const std::string& target,
+            int group, const ForEach& for_each) {
+  const Source source{data, format, in};
+  if (out < 1 || in < 1) throw std::invalid_argument("a weight matrix has at least one row and one column");
+  if (source.blocks() && in % BLOCK != 0) throw std::invalid_argument("rows of " + format + " must be a multiple of 32 long");
+  if (bytes != (size_t)out * source.row_bytes()) throw std::invalid_argument("the data's length does not fit its shape");
+
+  Matrix m;
+  m.out = out;
+  m.in = in;
+  auto fill = pack_floats;
+  if (source.blocks()) {
+    m.storage = format == "q8_0" ? Storage::int8 : Storage::int4;
+    m.has_min = format == "q4_1";
+    m.group = BLOCK;
+    fill = pack_blocks;
+  } else if (!target.empty()) {
+    if (group != 32 && group != 64 && group != 128) throw std::invalid_argument("the group must be 32, 64 or 128");
+    m.storage = target == "int8" ? Storage::int8 : Storage::int4;
+    m.group = group;
+    const float most = largest_magnitude(source, out, for_each);
+    if (!std::isfinite(most)) throw std::invalid_argument("a weight is infinite or not a number");
+    m.unit = most > 0 ? ldexpf(1.0f, std::max(-120, std::min(120, ilogbf(most) - 14))) : 1.0f;
+    fill = pack_quantising;
+  } else {
+    m.storage = format == "f32" ? Storage::f32 : format == "f16" ? Storage::f16 : Storage::bf16;
+  }
+  if (m.quantised()) {
+    m.depth = (int)round_up(in, SMALLEST_GROUP);
+    const int whole = m.depth / m.group, rest = m.depth % m.group;
+    m.tile_bytes = whole * group_bytes(m, m.group) + (rest ? group_bytes(m, rest) : 0);
+  } else {
+    m.depth = (int)round_up(in, 2);
+    m.tile_bytes = (size_t)m.depth * TILE * (m.storage == Storage::f32 ? 4 : 2);
+  }
+  m.data = Buffer((size_t)m.tiles() * m.tile_bytes);
+  for_each(m.tiles(), [&](int tile) { fill(source, m, tile, m.data.as(tile * m.tile_bytes)); });
+  return m;
+}
+
+void Matrix::unpack_row(int n, float* row) const {
+  const uint8_t* p = tile(n / TILE);
+  const int lane = n % TILE;
+  if (!quantised()) {
+    for (int k = 0; k < in; ++k) {
+      if (storage == Storage::f32) {
+        row[k] = reinterpret_cast<const float*>(p)[(size_t)k * TILE + lane];
+      } else if (storage == Storage::f16) {
+        row[k] = f16_to_float(reinterpret_cast<const uint16_t*>(p)[(size_t)k * TILE + lane]);
+      } else {
+        row[k] = bf16_to_float(reinterpret_cast<const uint16_t*>(p)[((size_t)k / 2 * TILE + lane) * 2 + k % 2]);
+      }
+    }
+    return;
+  }
+  for (int start = 0; start < in; start += group) {
+    const int inputs = (int)least(group, depth - start), used = (int)least(inputs, in - start);
+    const uint16_t* scales = reinterpret_cast<const uint16_t*>(p);
+    const float scale = f16_to_float(scales[lane]), minimum = has_min ? f16_to_float(scales[TILE + lane]) : 0.0f;
+    const uint8_t* codes = p + (has_min ? 4 : 2) * TILE;
+    for (int k = 0; k < used; ++k) {
+      int code;
+      if (storage == Storage::int8) {
+        code = codes[(k / 4) * TILE * 4 + lane * 4 + k % 4];
+      } else {
+        const uint8_t both = codes[(k / 8) * TILE * 4 + lane * 4 + k % 4];
+        code = k % 8 < 4 ? both & 15 : both >> 4;
+      }
+      row[start + k] = (scale * (float)(code - zero()) + minimum) * unit;
+    }
+    p += group_bytes(*this, inputs);
+  }
+}
+
+}  // namespace headway

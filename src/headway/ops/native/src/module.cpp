@@ -1,0 +1,140 @@
+// The Python module. Arrays are passed without copies; the interpreter is free while a step or a packing runs.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <stdexcept>
+
+#include "program.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace headway {
+namespace {
+
+template <class T, int N>
+using Array = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+
+Weights pack_matrix(Engine& engine, Array<uint8_t, 1> data, const std::string& format, int out, int in, const std::string& target,
+                    int group) {
+  nb::gil_scoped_release release;
+  return std::make_shared<Matrix>(pack(data.data(), data.size(), format, out, in, target, group, engine.for_each()));
+}
+
+nb::ndarray<nb::numpy, float, nb::ndim<2>> unpack(const Matrix& m) {
+  auto* floats = new std::vector<float>((size_t)m.out * m.in);
+  nb::capsule owner(floats, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  for (int n = 0; n < m.out; ++n) m.unpack_row(n, floats->data() + (size_t)n * m.in);
+  return {floats->data(), {(size_t)m.out, (size_t)m.in}, owner};
+}
+
+nb::ndarray<nb::numpy, float, nb::ndim<2>> run(Program& program, Array<int32_t, 1> ids, Array<int32_t, 1> positions,
+                                                Array<int32_t, 1> query_start, Array<int32_t, 1> kv_len,
+                                                Array<int32_t, 1> logit_index, std::vector<Array<int32_t, 2>> tables,
+                                                std::vector<Array<int64_t, 1>> slots) {
+  if (positions.size() != ids.size()) throw std::invalid_argument("positions must be as many as ids");
+  if (query_start.size() != kv_len.size() + 1) throw std::invalid_argument("query_start must hold one more than kv_len");
+  if (tables.size() != slots.size()) throw std::invalid_argument("block tables and slots must be as many");
+  BatchView batch{(int)ids.size(), (int)kv_len.size(), (int)logit_index.size(), ids.data(), positions.data(),
+                  query_start.data(), kv_len.data(), logit_index.data(), {}};
+  for (size_t g = 0; g < tables.size(); ++g) {
+    if (slots[g].size() != ids.size()) throw std::invalid_argument("slots must be as many as ids");
+    if (tables[g].shape(0) != kv_len.size()) throw std::invalid_argument("a block table must have a line per row");
+    batch.groups.push_back({tables[g].data(), (int)tables[g].shape(1), slots[g].data()});
+  }
+  const float* result;
+  {
+    nb::gil_scoped_release release;
+    result = program.run(batch);
+  }
+  return {const_cast<float*>(result), {(size_t)batch.logit_rows, (size_t)program.result_width()}, nb::find(program)};
+}
+
+// Bytes per second of reading `bytes` of memory with all threads: the median of `rounds`.
+double probe_bandwidth(Engine& engine, size_t bytes, int rounds) {
+  nb::gil_scoped_release release;
+  const size_t piece = 2u << 20;
+  const int pieces = (int)most(1, bytes / piece);
+  Buffer memory((size_t)pieces * piece);
+  engine.team.for_each(pieces, [&](int i) { memset(memory.as(i * piece), 1, piece); });
+  std::vector<double> times;
+  for (int round = 0; round < rounds; ++round) {
+    const auto start = std::chrono::steady_clock::now();
+    std::atomic<double> sink{0};
+    engine.team.for_each(pieces, [&](int i) { sink = engine.kernels.probe_read(memory.as(i * piece), piece); });
+    times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::sort(times.begin(), times.end());
+  return pieces * (double)piece / times[times.size() / 2];
+}
+
+// Operations (a multiply and an add are two) per second of all threads. kind: "fp32", "bf16" or "int8".
+double probe_compute(Engine& engine, const std::string& kind, double seconds) {
+  const int number = kind == "fp32" ? 0 : kind == "bf16" ? 1 : kind == "int8" ? 2 : -1;
+  if (number < 0) throw std::invalid_argument("kind must be fp32, bf16 or int8");
+  nb::gil_scoped_release release;
+  constexpr long ROUNDS = 100000;
+  const double per_round = 12.0 * 2 * engine.kernels.probe_lanes * (1 << number);
+  long done = 0;
+  const auto start = std::chrono::steady_clock::now();
+  double elapsed = 0;
+  for (; elapsed < seconds; ++done) {
+    engine.team.for_each(engine.team.threads() * 4, [&](int) { engine.kernels.probe_dot(number, ROUNDS); });
+    elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+  return (double)done * engine.team.threads() * 4 * ROUNDS * per_round / elapsed;
+}
+
+}  // namespace
+}  // namespace headway
+
+NB_MODULE(_native, m) {
+  using namespace headway;
+  m.doc() = "Headway's native CPU kernels. Use headway.ops.native.";
+
+  nb::class_<Matrix>(m, "Matrix")
+      .def_prop_ro("shape", [](const Matrix& w) { return std::make_pair(w.out, w.in); })
+      .def_prop_ro("nbytes", [](const Matrix& w) { return (size_t)w.tiles() * w.tile_bytes; })
+      .def("unpack", &unpack);
+
+  nb::class_<DenseVector>(m, "Vector")
+      .def("__init__", [](DenseVector* v, Array<float, 1> x) { new (v) DenseVector{{x.data(), x.data() + x.size()}}; })
+      .def_prop_ro("shape", [](const DenseVector& v) { return nb::make_tuple(v.width()); });
+
+  nb::class_<GroupLayout>(m, "GroupLayout")
+      .def(nb::init<std::vector<int>, int, int, int, int, int>(), "layers"_a, "heads"_a, "key_width"_a, "value_width"_a,
+           "window"_a, "blocks"_a);
+
+  nb::class_<Engine>(m, "Engine")
+      .def(nb::init<int, std::string, bool>(), "threads"_a, "kernels"_a = "", "f32_cache"_a = false)
+      .def_prop_ro("kernels", [](const Engine& e) { return e.kernels.name; })
+      .def_prop_ro("threads", [](const Engine& e) { return e.team.threads(); })
+      .def("pack", &pack_matrix, "data"_a, "format"_a, "out"_a, "in"_a, "target"_a = "", "group"_a = 0)
+      .def("allocate", &Engine::allocate, "groups"_a, "block_size"_a)
+      .def("copy_blocks", &Engine::copy_blocks, "group"_a, "pairs"_a)
+      .def("probe_bandwidth", &probe_bandwidth, "bytes"_a, "rounds"_a)
+      .def("probe_compute", &probe_compute, "kind"_a, "seconds"_a);
+
+  nb::enum_<Activation>(m, "Activation").value("silu", Activation::silu).value("gelu_tanh", Activation::gelu_tanh);
+
+  nb::class_<Program>(m, "Program")
+      .def(nb::init<std::shared_ptr<Engine>>())
+      .def("embed", &Program::embed)
+      .def("rms_norm", &Program::rms_norm)
+      .def("linear", &Program::linear, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a)
+      .def("rope_and_cache", &Program::rope_and_cache)
+      .def("attention", &Program::attention)
+      .def("gated_mlp", &Program::gated_mlp)
+      .def("logit_rows", &Program::logit_rows)
+      .def("logits", &Program::logits)
+      .def("finish", &Program::finish)
+      .def("run", &run)
+      .def_prop_ro("seconds", &Program::seconds);
+}

@@ -1,0 +1,186 @@
+#include "ops.h"
+
+#include <cmath>
+
+namespace headway {
+
+namespace {
+
+constexpr int ROWS_AT_ONCE = 256;  // token rows of one linear task: their activations stay in the second cache
+
+}  // namespace
+
+void EmbedOp::run(Step& step, Worker& worker) const {
+  const int width = table->in;
+  float* rows = step.floats(out);
+  step.share(worker, step.batch.tokens, [&](int t) { table->unpack_row(step.batch.ids[t], rows + (size_t)t * width); });
+}
+
+void NormOp::run(Step& step, Worker& worker) const {
+  const Value& value = step.values[out];
+  const float* in = step.floats(x);
+  const bool keep = value.forms & FLOATS;
+  float* kept = step.floats(out);
+  if (!keep) worker.scratch->grow(value.width * sizeof(float));
+  step.share(worker, step.rows(out), [&](int row) {
+    float* to = keep ? kept + (size_t)row * value.width : worker.scratch->as<float>();
+    step.engine.kernels.rms_norm(in + (size_t)row * value.width, weight->data(), eps, value.width, to);
+    step.convert(out, row, to, 0, value.width, value.forms);
+  });
+}
+
+void ConvertOp::run(Step& step, Worker& worker) const {
+  const int width = step.values[x].width, rows = step.rows(x);
+  const float* in = step.floats(x);
+  // Few rows are cut at groups, so that one token's conversion keeps all threads busy.
+  const int groups = (int)ceil_div(width, LARGEST_GROUP), pieces = rows < 8 ? (int)least(groups, 8) : 1;
+  step.share(worker, rows * pieces, [&](int task) {
+    const int row = task / pieces, piece = task % pieces;
+    const int begin = groups * piece / pieces * LARGEST_GROUP;
+    const int end = (int)least((int64_t)groups * (piece + 1) / pieces * LARGEST_GROUP, width);
+    step.convert(x, row, in + (size_t)row * width + begin, begin, end, forms);
+  });
+}
+
+void LinearOp::run(Step& step, Worker& worker) const {
+  const Kernels& kernels = step.engine.kernels;
+  const int rows = step.rows(x), row_blocks = (int)ceil_div(rows, ROWS_AT_ONCE);
+  int all = 0;
+  for (const Part& part : parts) all += part.weight->tiles();
+  // As few tasks as share out evenly; more tiles per task mean that activations are fetched less often.
+  const int width = (int)most(1, least(4, all / (step.engine.team.threads() * 8)));
+  int tasks = 0;
+  for (const Part& part : parts) tasks += (int)ceil_div(part.weight->tiles(), width);
+
+  worker.scratch->grow((size_t)least(rows, ROWS_AT_ONCE) * width * TILE * sizeof(float));
+  step.share(worker, tasks * row_blocks, [&](int task) {
+    const int first = task / tasks * ROWS_AT_ONCE, count = (int)least(ROWS_AT_ONCE, rows - first);
+    int piece = task % tasks;
+    const Part* part = parts.data();
+    for (; piece >= ceil_div(part->weight->tiles(), width); ++part) piece -= (int)ceil_div(part->weight->tiles(), width);
+    const Matrix& w = *part->weight;
+    const int tile = piece * width, tiles = (int)least(width, w.tiles() - tile);
+    const int column = tile * TILE, columns = (int)least(tiles * TILE, w.out - column);
+    float* acc = worker.scratch->as<float>();
+    kernels.matmul(w, tile, tiles, step.activations(x, w.group), first, count, acc);
+    float* out = step.floats(part->out);
+    const float* residual = part->residual < 0 ? nullptr : step.floats(part->residual);
+    for (int r = 0; r < count; ++r) {
+      const size_t at = (size_t)(first + r) * w.out + column;
+      kernels.finish(acc + (size_t)r * tiles * TILE, w.unit, part->bias ? part->bias->data() + column : nullptr,
+                     residual ? residual + at : nullptr, columns, out + at);
+      if (part->softcap > 0 || (part->scale != 0 && part->scale != 1)) kernels.cap(out + at, part->scale, part->softcap, columns);
+    }
+  });
+}
+
+void GateUpOp::run(Step& step, Worker& worker) const {
+  const Kernels& kernels = step.engine.kernels;
+  const Value& value = step.values[out];
+  constexpr int TILES = LARGEST_GROUP / TILE;  // a whole group of the output per task, so that it can be quantised
+  const int rows = step.rows(x), row_blocks = (int)ceil_div(rows, ROWS_AT_ONCE), tasks = (int)ceil_div(value.width, LARGEST_GROUP);
+  const size_t at_once = (size_t)least(rows, ROWS_AT_ONCE);
+  worker.scratch->grow((2 * at_once + 1) * LARGEST_GROUP * sizeof(float));
+  step.share(worker, tasks * row_blocks, [&](int task) {
+    const int first = task / tasks * ROWS_AT_ONCE, count = (int)least(ROWS_AT_ONCE, rows - first);
+    const int tile = task % tasks * TILES, tiles = (int)least(TILES, gate->tiles() - tile);
+    const int column = tile * TILE, columns = (int)least(tiles * TILE, value.width - column);
+    float *gates = worker.scratch->as<float>(), *ups = gates + at_once * LARGEST_GROUP, *hidden = ups + at_once * LARGEST_GROUP;
+    kernels.matmul(*gate, tile, tiles, step.activations(x, gate->group), first, count, gates);
+    kernels.matmul(*up, tile, tiles, step.activations(x, up->group), first, count, ups);
+    for (int r = 0; r < count; ++r) {
+      const size_t from = (size_t)r * tiles * TILE;
+      float* to = value.forms & FLOATS ? step.floats(out) + (size_t)(first + r) * value.width + column : hidden;
+      kernels.gate(activation, gates + from, gate->unit, ups + from, up->unit, columns, to);
+      step.convert(out, first + r, to, column, column + columns, value.forms);
+    }
+  });
+}
+
+void AnglesOp::run(Step& step, Worker& worker) const {
+  const int pairs = (int)inv_freq.size();
+  float* table = step.floats(out);
+  step.share(worker, step.batch.tokens, [&](int t) {
+    float* row = table + (size_t)t * 2 * pairs;
+    for (int i = 0; i < pairs; ++i) {
+      const double angle = (float)step.batch.positions[t] * inv_freq[i];  // the product rounded as float, like the reference
+      row[i] = (float)cos(angle) * magnitude;
+      row[pairs + i] = (float)sin(angle) * magnitude;
+    }
+  });
+}
+
+namespace {
+
+void rotate(const float* x, const float* angles, int pairs, bool interleaved, int width, float* out) {
+  const float *cosines = angles, *sines = angles + pairs;
+  for (int i = 0; i < pairs; ++i) {
+    const int a = interleaved ? 2 * i : i, b = interleaved ? 2 * i + 1 : i + pairs;
+    const float first = x[a], second = x[b];
+    out[a] = first * cosines[i] - second * sines[i];
+    out[b] = second * cosines[i] + first * sines[i];
+  }
+  for (int i = 2 * pairs; i < width; ++i) out[i] = x[i];
+}
+
+// One head's key and value to their slot of a chunk (see Cache).
+void write_key(const Cache& c, size_t chunk, int slot, const float* key, int width) {
+  if (c.f32) {
+    float* to = static_cast<float*>(c.keys) + chunk * c.key_chunk() + slot;
+    for (int d = 0; d < width; ++d) to[(size_t)d * c.slots] = key[d];
+    return;
+  }
+  uint32_t* to = static_cast<uint32_t*>(c.keys) + chunk * c.key_chunk() / 2 + slot;
+  for (int d = 0; d < width; d += 2) {
+    const uint32_t odd = d + 1 < width ? float_to_bf16(key[d + 1]) : 0;
+    to[(size_t)(d / 2) * c.slots] = float_to_bf16(key[d]) | odd << 16;
+  }
+}
+
+void write_value(const Cache& c, size_t chunk, int slot, const float* value, int width) {
+  if (c.f32) {
+    memcpy(static_cast<float*>(c.values) + chunk * c.value_chunk() + (size_t)slot * c.value_width, value, width * sizeof(float));
+    return;
+  }
+  uint16_t* to = static_cast<uint16_t*>(c.values) + chunk * c.value_chunk() + (size_t)(slot / 2) * c.value_width * 2 + slot % 2;
+  for (int d = 0; d < width; ++d) to[2 * d] = float_to_bf16(value[d]);
+}
+
+}  // namespace
+
+void RopeOp::run(Step& step, Worker& worker) const {
+  const auto [number, index] = step.engine.find(layer);
+  const CacheGroup& group = step.engine.groups[number];
+  const Cache& cache = group.caches[index];
+  const int heads = cache.heads, key_width = group.layout.key_width, value_width = group.layout.value_width;
+  const int q_heads = step.values[q].width / key_width, per_head = q_heads / heads, pairs = step.values[angles].width / 2;
+  const int64_t* slots = step.batch.groups[number].slots;
+  const float *queries = step.floats(q), *keys = step.floats(k), *values = step.floats(v), *table = step.floats(angles);
+  float* rotated = step.floats(out);
+  worker.scratch->grow(key_width * sizeof(float));
+  step.share(worker, step.batch.tokens * heads, [&](int task) {
+    const int t = task / heads, h = task % heads;
+    const float* turn = table + (size_t)t * 2 * pairs;
+    for (int g = h * per_head; g < (h + 1) * per_head; ++g) {
+      const size_t at = ((size_t)t * q_heads + g) * key_width;
+      rotate(queries + at, turn, pairs, interleaved, key_width, rotated + at);
+    }
+    float* key = worker.scratch->as<float>();
+    rotate(keys + ((size_t)t * heads + h) * key_width, turn, pairs, interleaved, key_width, key);
+    const size_t chunk = (size_t)(slots[t] / cache.block_size) * heads + h;
+    const int slot = (int)(slots[t] % cache.block_size);
+    write_key(cache, chunk, slot, key, key_width);
+    write_value(cache, chunk, slot, values + ((size_t)t * heads + h) * value_width, value_width);
+  });
+}
+
+void GatherOp::run(Step& step, Worker& worker) const {
+  const size_t width = step.values[x].width;
+  const float* from = step.floats(x);
+  float* to = step.floats(out);
+  step.share(worker, step.batch.logit_rows, [&](int r) {
+    memcpy(to + r * width, from + step.batch.logit_index[r] * width, width * sizeof(float));
+  });
+}
+
+}  // namespace headway

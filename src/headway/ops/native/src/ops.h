@@ -1,0 +1,84 @@
+// The operations a program is made of. Every one is run by all threads of the team at once.
+#pragma once
+
+#include "program.h"
+
+namespace headway {
+
+struct EmbedOp : Op {
+  Weights table;
+  int out;
+  const char* name() const override { return "embed"; }
+  void run(Step& step, Worker& worker) const override;
+};
+
+struct NormOp : Op {
+  int x, out;
+  Vector weight;
+  float eps;
+  const char* name() const override { return "norm"; }
+  void run(Step& step, Worker& worker) const override;
+};
+
+// Makes the integer or bfloat16 form of a value whose producer could not.
+struct ConvertOp : Op {
+  int x;
+  unsigned forms;
+  const char* name() const override { return "convert"; }
+  void run(Step& step, Worker& worker) const override;
+};
+
+// Several linear layers of the same input, as one.
+struct LinearOp : Op {
+  struct Part {
+    Weights weight;
+    Vector bias;
+    int residual;  // -1 = none
+    int out;
+    float scale, softcap;  // of logits
+  };
+  int x;
+  std::vector<Part> parts;
+  const char* name() const override { return parts[0].scale != 0 ? "logits" : "linear"; }
+  void run(Step& step, Worker& worker) const override;
+};
+
+// activation(gate x) * (up x), made at once in the form the next layer wants.
+struct GateUpOp : Op {
+  int x, out;
+  Weights gate, up;
+  Activation activation;
+  const char* name() const override { return "gate_up"; }
+  void run(Step& step, Worker& worker) const override;
+};
+
+// Row t of the table: cos then sin of each pair's angle at token t's position.
+struct AnglesOp : Op {
+  int out;
+  std::vector<float> inv_freq;
+  float magnitude;
+  const char* name() const override { return "rope"; }
+  void run(Step& step, Worker& worker) const override;
+};
+
+struct RopeOp : Op {
+  int q, k, v, out, angles, layer;
+  bool interleaved;
+  const char* name() const override { return "rope"; }
+  void run(Step& step, Worker& worker) const override;
+};
+
+struct AttentionOp : Op {
+  int q, out, layer;
+  float scale, softcap;
+  const char* name() const override { return "attention"; }
+  void run(Step& step, Worker& worker) const override;
+};
+
+struct GatherOp : Op {
+  int x, out;
+  const char* name() const override { return "gather"; }
+  void run(Step& step, Worker& worker) const override;
+};
+
+}  // namespace headway

@@ -1,0 +1,352 @@
+#include "program.h"
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+
+#include "ops.h"
+
+namespace headway {
+
+namespace {
+
+[[noreturn]] void misfit(const std::string& what) { throw std::invalid_argument(what); }
+
+void need(bool fits, const char* what) {
+  if (!fits) misfit(what);
+}
+
+}  // namespace
+
+// Elements from row to row; no multiple of a power of two, else rows would share cache sets.
+size_t stride_of(int width) { return round_up(width, LARGEST_GROUP) + 64; }
+
+void RowBuffer::fit(int rows) {
+  if (forms & FLOATS) floats.grow((size_t)rows * width * sizeof(float) + 64);
+  if (forms & BF16) bf16.grow(rows * stride_of(width) * 2);
+  for (int i = 0; i < 3; ++i) {
+    if (!(forms & headway::integers(GROUPS[i]))) continue;
+    const size_t scales = (size_t)rows * ceil_div(width, GROUPS[i]) * 4;
+    integers[i].q.grow(rows * stride_of(width));
+    for (Buffer* buffer : {&integers[i].scale, &integers[i].sum, &integers[i].offset8, &integers[i].offset4}) buffer->grow(scales);
+  }
+}
+
+Activations Step::activations(int number, int group) const {
+  const Value& value = values[number];
+  const RowBuffer& buffer = buffers[value.buffer];
+  Activations a;
+  a.width = value.width;
+  a.depth = (int)round_up(value.width, SMALLEST_GROUP);
+  a.stride = stride_of(value.width);
+  a.f32 = buffer.floats.as<float>();
+  a.bf16 = buffer.bf16.as<uint16_t>();
+  a.group = group;
+  for (int i = 0; i < 3; ++i) {
+    if (GROUPS[i] != group) continue;
+    a.q = buffer.integers[i].q.as<int8_t>();
+    a.scale = buffer.integers[i].scale.as<float>();
+    a.sum = buffer.integers[i].sum.as<float>();
+    a.offset8 = buffer.integers[i].offset8.as<int32_t>();
+    a.offset4 = buffer.integers[i].offset4.as<int32_t>();
+  }
+  return a;
+}
+
+void Step::convert(int value, int row, const float* x, int begin, int end, unsigned forms) const {
+  if (forms & BF16) {
+    Activations a = activations(value);
+    engine.kernels.to_bf16(x, begin, end, a, row);
+  }
+  for (int group : GROUPS) {
+    if (!(forms & integers(group))) continue;
+    Activations a = activations(value, group);
+    engine.kernels.quantise(x, begin, end, a, row);
+  }
+}
+
+// ---- building
+
+int Program::make(bool per_token, int width) {
+  Value value;
+  value.per_token = per_token;
+  value.width = width;
+  value.producer = (int)ops_.size();
+  values_.push_back(value);
+  return (int)values_.size() - 1;
+}
+
+void Program::push(std::unique_ptr<Op> op, std::vector<int> uses) {
+  for (int value : uses) {
+    if (value >= 0) values_.at(value).last_use = (int)ops_.size();
+  }
+  ops_.push_back(std::move(op));
+}
+
+unsigned Program::wanted(const Matrix& m) const {
+  if (m.quantised()) return integers(m.group);
+  return m.storage == Storage::bf16 && engine_->kernels.bf16_dot ? BF16 : FLOATS;
+}
+
+// Make sure that a value exists in `forms`: a norm makes them along with its rows, other values are converted.
+void Program::use(int number, unsigned forms) {
+  Value& value = values_.at(number);
+  const unsigned missing = forms & ~value.forms;
+  if (!missing) return;
+  const Op* producer = ops_.at(value.producer).get();
+  const bool makes_forms = dynamic_cast<const NormOp*>(producer) || dynamic_cast<const GateUpOp*>(producer);
+  value.forms |= missing;
+  if (makes_forms || missing == FLOATS) return;
+  value.forms |= FLOATS;
+  auto op = std::make_unique<ConvertOp>();
+  op->x = number;
+  op->forms = missing & ~FLOATS;
+  push(std::move(op), {number});
+}
+
+int Program::embed(Weights table) {
+  auto op = std::make_unique<EmbedOp>();
+  vocab_ = vocab_ == 0 ? table->out : std::min(vocab_, table->out);
+  op->table = table;
+  const int out = op->out = make(true, table->in);
+  values_[out].forms = FLOATS;
+  push(std::move(op), {});
+  return out;
+}
+
+int Program::rms_norm(int x, Vector weight, float eps) {
+  const Value& in = values_.at(x);
+  need(weight->width() == in.width, "rms_norm: the weight is not as wide as the input");
+  use(x, FLOATS);
+  auto op = std::make_unique<NormOp>();
+  op->x = x;
+  op->weight = weight;
+  op->eps = eps;
+  const int out = op->out = make(in.per_token, in.width);
+  push(std::move(op), {x});
+  return out;
+}
+
+int Program::add_linear(int x, Weights weight, Vector bias, int residual, float scale, float softcap) {
+  const Value in = values_.at(x);
+  need(weight->in == in.width, "linear: the weight's inputs are not the input's width");
+  need(!bias || bias->width() == weight->out, "linear: the bias is not as long as the weight has outputs");
+  if (residual >= 0) {
+    const Value& added = values_.at(residual);
+    need(added.width == weight->out && added.per_token == in.per_token, "linear: the residual's shape is not the output's");
+    use(residual, FLOATS);
+  }
+  use(x, wanted(*weight));
+  // Layers of one input that follow each other become one operation, unless one adds what another makes.
+  LinearOp* last = ops_.empty() ? nullptr : dynamic_cast<LinearOp*>(ops_.back().get());
+  if (last && (last->x != x || (residual >= 0 && values_[residual].producer == (int)ops_.size() - 1))) last = nullptr;
+  if (!last) {
+    auto op = std::make_unique<LinearOp>();
+    op->x = x;
+    last = op.get();
+    push(std::move(op), {});
+  }
+  const int out = make(in.per_token, weight->out);
+  const int at = (int)ops_.size() - 1;
+  values_[out].producer = at;
+  values_[out].forms = FLOATS;
+  values_[x].last_use = at;
+  if (residual >= 0) values_[residual].last_use = at;
+  last->parts.push_back({weight, bias, residual, out, scale, softcap});
+  return out;
+}
+
+int Program::linear(int x, Weights weight, Vector bias, int residual) { return add_linear(x, weight, bias, residual, 0, 0); }
+
+int Program::logits(int x, Weights head, float scale, float softcap) {
+  need(!values_.at(x).per_token, "logits: the input must be logit rows");
+  need(scale != 0, "logits: the scale must not be 0");
+  return add_linear(x, head, nullptr, -1, scale, softcap);
+}
+
+int Program::gated_mlp(int x, Weights gate, Weights up, Weights down, Activation activation, int residual) {
+  const Value in = values_.at(x);
+  need(gate->in == in.width && up->in == in.width && up->out == gate->out && down->in == gate->out && down->out == in.width,
+       "gated_mlp: the shapes of gate, up and down do not fit");
+  use(x, wanted(*gate) | wanted(*up));
+  auto op = std::make_unique<GateUpOp>();
+  op->x = x;
+  op->gate = gate;
+  op->up = up;
+  op->activation = activation;
+  const int hidden = op->out = make(in.per_token, gate->out);
+  push(std::move(op), {x});
+  return add_linear(hidden, down, nullptr, residual, 0, 0);
+}
+
+int Program::rope_and_cache(int q, int k, int v, int layer, const std::vector<float>& inv_freq, bool interleaved, float magnitude) {
+  const CacheGroup& group = engine_->groups[engine_->find(layer).first];
+  const GroupLayout& layout = group.layout;
+  for (int x : {q, k, v}) {
+    need(values_.at(x).per_token, "rope_and_cache: the inputs must have a row per token");
+    use(x, FLOATS);
+  }
+  need(values_[k].width == layout.heads * layout.key_width, "rope_and_cache: k is not as wide as the cache's keys");
+  need(values_[v].width == layout.heads * layout.value_width, "rope_and_cache: v is not as wide as the cache's values");
+  need(values_[q].width % (layout.heads * layout.key_width) == 0, "rope_and_cache: q is not a whole number of heads per group");
+  need(2 * (int)inv_freq.size() <= layout.key_width, "rope_and_cache: more rotary pairs than a head has");
+  int angles = -1;
+  for (int value : ropes_) {
+    const auto* made = dynamic_cast<const AnglesOp*>(ops_[values_[value].producer].get());
+    if (made->inv_freq == inv_freq && made->magnitude == magnitude) angles = value;
+  }
+  if (angles < 0) {
+    auto op = std::make_unique<AnglesOp>();
+    op->inv_freq = inv_freq;
+    op->magnitude = magnitude;
+    angles = op->out = make(true, 2 * (int)inv_freq.size());
+    values_[angles].forms = FLOATS;
+    push(std::move(op), {});
+    ropes_.push_back(angles);
+  }
+  auto op = std::make_unique<RopeOp>();
+  op->q = q;
+  op->k = k;
+  op->v = v;
+  op->angles = angles;
+  op->layer = layer;
+  op->interleaved = interleaved;
+  const int out = op->out = make(true, values_[q].width);
+  values_[out].forms = FLOATS;
+  push(std::move(op), {q, k, v, angles});
+  return out;
+}
+
+int Program::attention(int q, int layer, float scale, float softcap) {
+  const GroupLayout& layout = engine_->groups[engine_->find(layer).first].layout;
+  need(values_.at(q).per_token, "attention: the queries must have a row per token");
+  need(values_[q].width % (layout.heads * layout.key_width) == 0, "attention: q is not a whole number of heads per group");
+  use(q, FLOATS);
+  auto op = std::make_unique<AttentionOp>();
+  op->q = q;
+  op->layer = layer;
+  op->scale = scale;
+  op->softcap = softcap;
+  const int out = op->out = make(true, values_[q].width / layout.key_width * layout.value_width);
+  values_[out].forms = FLOATS;
+  push(std::move(op), {q});
+  return out;
+}
+
+int Program::logit_rows(int x) {
+  need(values_.at(x).per_token, "logit_rows: the input must have a row per token");
+  use(x, FLOATS);
+  auto op = std::make_unique<GatherOp>();
+  op->x = x;
+  const int out = op->out = make(false, values_[x].width);
+  values_[out].forms = FLOATS;
+  push(std::move(op), {x});
+  return out;
+}
+
+// Values get buffers of their width; a buffer is free again after the operation that last read its value.
+void Program::finish(int result) {
+  need(!values_.at(result).per_token, "the result must be logit rows");
+  use(result, FLOATS);
+  result_ = result;
+  values_[result].last_use = (int)ops_.size();
+  std::vector<int> free;
+  for (int op = 0; op < (int)ops_.size(); ++op) {
+    for (Value& value : values_) {
+      if (value.producer != op) continue;
+      const auto fits = std::find_if(free.begin(), free.end(), [&](int b) { return buffers_[b].width == value.width; });
+      if (fits != free.end()) {
+        value.buffer = *fits;
+        free.erase(fits);
+      } else {
+        value.buffer = (int)buffers_.size();
+        buffers_.emplace_back();
+        buffers_.back().width = value.width;
+      }
+      buffers_[value.buffer].forms |= value.forms;
+    }
+    for (const Value& value : values_) {
+      if (value.buffer >= 0 && std::max(value.last_use, value.producer) == op) free.push_back(value.buffer);
+    }
+  }
+  for (int i = 0; i < engine_->team.threads(); ++i) scratch_.emplace_back();
+}
+
+// ---- running
+
+void Program::check(const BatchView& batch) const {
+  need(result_ >= 0, "the program is not finished");
+  need(batch.groups.size() == engine_->groups.size(), "the batch has another number of cache groups than the cache");
+  need(batch.query_start[0] == 0 && batch.query_start[batch.rows] == batch.tokens, "query_start must run from 0 to the number of tokens");
+  for (int t = 0; t < batch.tokens; ++t) need(batch.ids[t] >= 0 && batch.ids[t] < vocab_, "a token id is outside the vocabulary");
+  for (int r = 0; r < batch.logit_rows; ++r) {
+    need(batch.logit_index[r] >= 0 && batch.logit_index[r] < batch.tokens, "logit_index points outside the tokens");
+  }
+  for (size_t g = 0; g < batch.groups.size(); ++g) {
+    const GroupLayout& layout = engine_->groups[g].layout;
+    const BatchView::Group& group = batch.groups[g];
+    const int64_t slots = (int64_t)layout.blocks * engine_->block_size;
+    for (int t = 0; t < batch.tokens; ++t) need(group.slots[t] >= 0 && group.slots[t] < slots, "a slot is outside the cache");
+    for (int r = 0; r < batch.rows; ++r) {
+      const int begin = batch.query_start[r], end = batch.query_start[r + 1];
+      need(begin <= end, "query_start must not decrease");
+      if (begin == end) continue;
+      for (int t = begin + 1; t < end; ++t) need(batch.positions[t] > batch.positions[t - 1], "positions of a row must increase");
+      need(batch.positions[begin] >= 0, "a position is negative");
+      const int low = layout.window > 0 ? std::max(0, batch.positions[begin] - layout.window + 1) : 0;
+      const int last = batch.positions[end - 1] / engine_->block_size;
+      need(last < group.max_blocks, "a block table is too short for a position");
+      for (int b = low / engine_->block_size; b <= last; ++b) {
+        const int block = group.table[(size_t)r * group.max_blocks + b];
+        need(block >= 0 && block < layout.blocks, "a block table names a block outside the cache");
+      }
+    }
+  }
+}
+
+const float* Program::run(const BatchView& batch) {
+  check(batch);
+  for (const Value& value : values_) buffers_[value.buffer].fit(value.per_token ? batch.tokens : batch.logit_rows);
+
+  Step step{*engine_, batch, values_, buffers_, {}, nullptr, partials_};
+  size_t counters = 0, partials = 0;
+  for (size_t g = 0; g < engine_->groups.size(); ++g) {
+    const CacheGroup& group = engine_->groups[g];
+    int per_head = 1;
+    for (const auto& op : ops_) {
+      const auto* attention = dynamic_cast<const AttentionOp*>(op.get());
+      if (!attention || engine_->find(attention->layer).first != (int)g) continue;
+      per_head = std::max(per_head, values_[attention->q].width / group.layout.key_width / group.layout.heads);
+    }
+    step.attention.push_back(plan_attention(batch, group.caches[0], group.layout.window, per_head, engine_->team.threads()));
+    const AttentionPlan& plan = step.attention.back();
+    counters = std::max(counters, (size_t)plan.counters * group.layout.heads);
+    partials = std::max(partials, (size_t)plan.partials * group.layout.heads * partial_floats(group.caches[0], FEW_QUERIES * per_head) * sizeof(float));
+  }
+  step.done = std::make_unique<std::atomic<int>[]>(counters);
+  partials_.grow(partials);
+
+  std::vector<double> spent(ops_.size());
+  engine_->team.run([&](int id) {
+    Worker worker{id, 0, &scratch_[id]};
+    auto before = std::chrono::steady_clock::now();
+    for (size_t i = 0; i < ops_.size(); ++i) {
+      ops_[i]->run(step, worker);
+      if (id == 0) {
+        const auto now = std::chrono::steady_clock::now();
+        spent[i] = std::chrono::duration<double>(now - before).count();
+        before = now;
+      }
+    }
+  });
+  seconds_.clear();
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    const std::string name = ops_[i]->name();
+    auto at = std::find_if(seconds_.begin(), seconds_.end(), [&](const auto& kind) { return kind.first == name; });
+    if (at == seconds_.end()) at = seconds_.insert(at, {name, 0.0});
+    at->second += spent[i];
+  }
+  return step.floats(result_);
+}
+
+}  // namespace headway

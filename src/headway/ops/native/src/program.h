@@ -1,0 +1,191 @@
+// A family's forward pass as a list of operations, and the machine that runs a step of it.
+//
+//   Engine    kernels, team, caches: what a backend owns
+//   Program   operations over values; built once, run per step by all threads together, operation by operation
+//   Step      what changes from step to step, and where each value lies during it
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "team.h"
+
+namespace headway {
+
+// Layers that share block ids; mirrors KVGroup.
+struct GroupLayout {
+  std::vector<int> layers;
+  int heads, key_width, value_width;
+  int window;  // 0 = none
+  int blocks;
+};
+
+struct CacheGroup {
+  GroupLayout layout;
+  std::vector<Cache> caches;  // per layer of the group
+  std::vector<Buffer> memory;
+};
+
+class Engine {
+ public:
+  Engine(int threads, const std::string& kernels, bool f32_cache);
+
+  void allocate(const std::vector<GroupLayout>& groups, int block_size);
+  void copy_blocks(int group, const std::vector<std::pair<int, int>>& pairs);
+  // (group, index within the group) of a layer. Throws std::invalid_argument.
+  std::pair<int, int> find(int layer) const;
+  ForEach for_each();
+
+  const Kernels& kernels;
+  const bool f32_cache;
+  Team team;
+  int block_size = 0;
+  std::vector<CacheGroup> groups;
+};
+
+// Forms in which a value's rows are wanted.
+enum Form : unsigned { FLOATS = 1, BF16 = 2, INTEGERS_32 = 4, INTEGERS_64 = 8, INTEGERS_128 = 16 };
+constexpr int GROUPS[3] = {32, 64, 128};  // of the integer forms
+HW_INLINE Form integers(int group) { return group == 32 ? INTEGERS_32 : group == 64 ? INTEGERS_64 : INTEGERS_128; }
+
+struct Value {
+  bool per_token;  // else per logit row
+  int width;
+  unsigned forms = 0;
+  int buffer = -1;
+  int producer = -1, last_use = -1;  // operations
+};
+
+struct BatchView {  // mirrors StepBatch; all arrays outlive the step
+  int tokens, rows, logit_rows;
+  const int32_t *ids, *positions, *query_start, *kv_len, *logit_index;
+  struct Group {
+    const int32_t* table;  // [rows][max_blocks]
+    int max_blocks;
+    const int64_t* slots;  // [tokens]
+  };
+  std::vector<Group> groups;
+};
+
+// A share of attention: some queries of a row, over all they see or over one range of it. Any head.
+struct AttentionItem {
+  int row, first, queries;  // first: token index
+  int split = -1;           // range of the cache, or -1: all ranges, in order
+  int partial = -1;         // place of the range's sums, times heads
+  int splits = 0, done = 0; // of the row: number of ranges, index of the counter of those done, times heads
+};
+
+struct AttentionPlan {
+  std::vector<AttentionItem> items;
+  int partials = 0, counters = 0;  // per head
+};
+
+struct Step;
+
+struct Worker {
+  int id;
+  int phase = 0;
+  Buffer* scratch;
+};
+
+struct Op {
+  virtual ~Op() = default;
+  virtual const char* name() const = 0;
+  virtual void run(Step& step, Worker& worker) const = 0;
+};
+
+// Memory of one value's rows, in all the forms that a value which lies there is wanted in.
+struct RowBuffer {
+  int width = 0;
+  unsigned forms = 0;
+  Buffer floats, bf16;
+  struct Integers {
+    Buffer q, scale, sum, offset8, offset4;
+  } integers[3];  // by GROUPS
+  void fit(int rows);
+};
+
+struct Step {
+  Engine& engine;
+  const BatchView& batch;
+  const std::vector<Value>& values;
+  std::vector<RowBuffer>& buffers;
+  std::vector<AttentionPlan> attention;  // per cache group
+  std::unique_ptr<std::atomic<int>[]> done;
+  Buffer& partials;
+
+  int rows(int value) const { return values[value].per_token ? batch.tokens : batch.logit_rows; }
+  float* floats(int value) const { return buffers[values[value].buffer].floats.as<float>(); }
+  Activations activations(int value, int group = 0) const;  // group: of the integer form; 0 = none
+  // Make the other forms of inputs [begin, end) of a row out of floats x, which start at begin (multiple of 128).
+  void convert(int value, int row, const float* x, int begin, int end, unsigned forms) const;
+
+  template <class Body>
+  void share(Worker& worker, int n, Body&& body) {
+    engine.team.share(worker.id, worker.phase, n, body);
+  }
+};
+
+using Weights = std::shared_ptr<const Matrix>;
+struct DenseVector {  // of a norm or a bias
+  std::vector<float> numbers;
+  int width() const { return (int)numbers.size(); }
+  const float* data() const { return numbers.data(); }
+};
+using Vector = std::shared_ptr<const DenseVector>;
+
+class Program {
+ public:
+  explicit Program(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
+
+  // Building. Each returns the number of the value it makes; widths are checked. Throw std::invalid_argument.
+  int embed(Weights table);
+  int rms_norm(int x, Vector weight, float eps);
+  int linear(int x, Weights weight, Vector bias, int residual);  // residual -1 = none
+  int rope_and_cache(int q, int k, int v, int layer, const std::vector<float>& inv_freq, bool interleaved, float magnitude);
+  int attention(int q, int layer, float scale, float softcap);
+  int gated_mlp(int x, Weights gate, Weights up, Weights down, Activation activation, int residual);
+  int logit_rows(int x);
+  int logits(int x, Weights head, float scale, float softcap);
+  void finish(int result);
+
+  // Run one step -> float [logit_rows][width of the result], valid until the next.
+  const float* run(const BatchView& batch);
+  int result_width() const { return values_.at(result_).width; }
+  int value_width(int value) const { return values_.at(value).width; }
+  // Seconds of the last step by kind of operation, as the first thread saw them.
+  const std::vector<std::pair<std::string, double>>& seconds() const { return seconds_; }
+
+ private:
+  int make(bool per_token, int width);
+  void push(std::unique_ptr<Op> op, std::vector<int> uses);
+  void use(int value, unsigned forms);
+  unsigned wanted(const Matrix& m) const;
+  int add_linear(int x, Weights weight, Vector bias, int residual, float scale, float softcap);
+  void check(const BatchView& batch) const;
+
+  std::shared_ptr<Engine> engine_;
+  std::vector<Value> values_;
+  std::vector<std::unique_ptr<Op>> ops_;
+  std::vector<RowBuffer> buffers_;
+  std::vector<int> ropes_;      // value of each rope's table, in order of their first use
+  int vocab_ = 0;
+  int result_ = -1;
+  std::vector<Buffer> scratch_;  // per worker
+  Buffer partials_;
+  std::vector<std::pair<std::string, double>> seconds_;
+};
+
+// Floats that the sums of `rows` query rows over a range of the cache take.
+HW_INLINE size_t partial_floats(const Cache& cache, int rows) {
+  return (size_t)(round_up(2 * rows, 16) + (int64_t)rows * cache.value_width);
+}
+
+// Work lists of a step's attention over one cache group.
+constexpr int FEW_QUERIES = 8;  // a row with at most so many new tokens is cut along the cache
+
+AttentionPlan plan_attention(const BatchView& batch, const Cache& cache, int window, int query_heads_per_kv, int threads);
+
+}  // namespace headway

@@ -1,0 +1,106 @@
+#include "team.h"
+
+#include <chrono>
+#include <stdexcept>
+
+namespace headway {
+
+namespace {
+
+constexpr auto LONGEST_SPIN = std::chrono::microseconds(20);
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+Team::Team(int threads) : threads_(threads) {
+  if (threads < 1) throw std::invalid_argument("a team has at least one thread");
+  for (int worker = 1; worker < threads; ++worker) workers_.emplace_back([this, worker] { work(worker); });
+}
+
+Team::~Team() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+  }
+  start_.notify_all();
+  for (std::thread& thread : workers_) thread.join();
+}
+
+void Team::work(int worker) {
+  for (uint64_t seen = 0;;) {
+    const std::function<void(int)>* body;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      start_.wait(lock, [&] { return stop_ || job_ != seen; });
+      if (stop_) return;
+      seen = job_;
+      body = body_;
+    }
+    (*body)(worker);
+    barrier();
+  }
+}
+
+void Team::run(const std::function<void(int)>& body) {
+  counters_[0].value.store(0);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    body_ = &body;
+    ++job_;
+  }
+  start_.notify_all();
+  body(0);
+  barrier();
+}
+
+void Team::for_each(int n, const std::function<void(int)>& body) {
+  std::exception_ptr failure;
+  std::mutex guard;
+  run([&](int worker) {
+    int phase = 0;
+    share(worker, phase, n, [&](int i) {
+      try {
+        body(i);
+      } catch (...) {
+        std::lock_guard<std::mutex> lock(guard);
+        failure = std::current_exception();
+      }
+    });
+  });
+  if (failure) std::rethrow_exception(failure);
+}
+
+void Team::barrier() {
+  if (threads_ == 1) return;
+  const uint32_t generation = generation_.load();
+  if (arrived_.fetch_add(1) == threads_ - 1) {
+    arrived_.store(0);
+    generation_.store(generation + 1);
+    // A sleeper counts itself before it looks at the generation for the last time, so one of us sees the other.
+    if (sleepers_.load() > 0) {
+      { std::lock_guard<std::mutex> lock(mutex_); }
+      wake_.notify_all();
+    }
+    return;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  for (int round = 1; generation_.load() == generation; ++round) {
+    relax();
+    if (round % 64 == 0 && std::chrono::steady_clock::now() - start > LONGEST_SPIN) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      sleepers_.fetch_add(1);
+      wake_.wait(lock, [&] { return generation_.load() != generation; });
+      sleepers_.fetch_sub(1);
+      return;
+    }
+  }
+}
+
+}  // namespace headway

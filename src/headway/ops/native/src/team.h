@@ -1,0 +1,72 @@
+// A team of threads that runs a step together: all execute the same program and meet at barriers.
+//
+// Between steps the workers sleep. At a barrier a thread spins for at most 20 us, then sleeps too, because the cores
+// are shared with an API process and its clients.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "common.h"
+
+namespace headway {
+
+class Team {
+ public:
+  explicit Team(int threads);
+  ~Team();
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  int threads() const { return threads_; }
+
+  // Run body(worker) on every thread, the caller being worker 0; returns when all are done.
+  // The body of a worker must not throw.
+  void run(const std::function<void(int)>& body);
+
+  // Run body(i) for i in [0, n) on all threads, in no order. Outside of `run` only.
+  void for_each(int n, const std::function<void(int)>& body);
+
+  // Inside `run`: wait until every worker is here.
+  void barrier();
+
+  // Inside `run`, called by every worker: share out body(i) for i in [0, n), then wait for all.
+  template <class Body>
+  void share(int worker, int& phase, int n, Body&& body) {
+    std::atomic<int>& next = counters_[phase % 3].value;
+    // The next phase's counter was last used two phases ago, which everybody has left.
+    if (worker == 0) counters_[(phase + 1) % 3].value.store(0, std::memory_order_relaxed);
+    ++phase;
+    for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) body(i);
+    barrier();
+  }
+
+ private:
+  struct alignas(64) Counter {
+    std::atomic<int> value{0};
+  };
+
+  void work(int worker);
+
+  const int threads_;
+  std::vector<std::thread> workers_;
+  Counter counters_[3];
+
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<uint32_t> generation_{0};
+  std::atomic<int> sleepers_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+
+  const std::function<void(int)>* body_ = nullptr;
+  uint64_t job_ = 0;
+  bool stop_ = false;
+  std::condition_variable start_;
+};
+
+}  // namespace headway
