@@ -16,9 +16,12 @@ from headway.bench.lengths import parse_sizes
 from headway.bench.live import frame, sparkline
 from headway.bench.load import Run
 from headway.bench.metrics import Targets, summarize
+from headway.bench.predict import Machine, predict
 from headway.bench.report import COLUMNS, load_records, save_records, table, to_csv, to_json
 from headway.bench.selftest import client_report
 from headway.core.errors import BadInput
+from headway.roofline.catalogue import find_model
+from headway.roofline.hardware import find_hardware
 from tests.bench.streams import failed, record, run_of
 
 
@@ -76,6 +79,13 @@ def test_the_page_opens_offline_and_escapes(run: Run, summary: dict[str, object]
     assert not outside
     assert "<script" not in text and "<m>" not in text and "careful &amp; &lt;b&gt;" in text
     assert text.count("<svg") == 4
+
+
+def test_the_page_shows_the_prediction(run: Run, summary: dict[str, object]) -> None:
+    pytest.importorskip("matplotlib")
+    machine = Machine.of(find_model("llama-3.1-8b"), find_hardware("h100-sxm"), 1, None, None)
+    text = page(summary | {"prediction": predict(run, summary, machine)}, run)
+    assert "Prediction" in text and "weights" in text and "h100-sxm" in text
 
 
 def test_the_page_of_a_run_without_answers(tmp_path: Path) -> None:

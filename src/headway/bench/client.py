@@ -177,16 +177,21 @@ class Client:
         record.status = exchange.status or None
         record.ended = time.perf_counter_ns()
 
-    async def get(self, path: str) -> tuple[int, bytes]:
+    async def get(self, path: str, seconds: float = 5.0) -> tuple[int, bytes]:
         """Status and body of a plain GET.
 
         Raises:
-            ExchangeFailed: no complete answer.
+            ExchangeFailed: no complete answer within `seconds`.
         """
         body: list[bytes] = []
         exchange = Exchange(lambda data, _: body.append(data))
         request = f"GET {path} HTTP/1.1\r\n{self._common}\r\n\r\n".encode()
-        exchange = await self._exchange(request, exchange, None)
+        late = Failure(FailureKind.HUNG, f"no answer to GET {path} within {seconds:g} s")
+        alarm = asyncio.get_running_loop().call_later(seconds, exchange.fail, late)
+        try:
+            exchange = await self._exchange(request, exchange, None)
+        finally:
+            alarm.cancel()
         return exchange.status, b"".join(body) or exchange.error_body
 
     def _post(self, body: bytes) -> bytes:

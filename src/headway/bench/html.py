@@ -46,7 +46,8 @@ def page(summary: dict[str, Any], run: Run) -> str:
         f'<p class="bad">{count} failed, {_safe(kind)}: {_safe(summary["failure_messages"][kind])}</p>'
         for kind, count in summary["failures"].items()
     ]
-    plots = [_svg(draw) for draw in plots_of(records)]
+    prediction = summary.get("prediction", {})
+    plots = [_svg(draw) for draw in plots_of(records, prediction.get("metrics", {}))]
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -55,6 +56,7 @@ def page(summary: dict[str, Any], run: Run) -> str:
             *notes,
             _latency_table(summary),
             _throughput_table(summary),
+            _prediction_table(prediction),
             *plots,
             f"<details><summary>All numbers</summary><pre>{_safe(to_json(summary))}</pre></details>",
             "</body></html>",
@@ -62,14 +64,18 @@ def page(summary: dict[str, Any], run: Run) -> str:
     )
 
 
-def plots_of(records: Sequence[RequestRecord]) -> list[Any]:
-    """Functions that draw on axes: distributions of TTFT and TPOT, requests over time, tokens over time."""
+def plots_of(records: Sequence[RequestRecord], predicted: dict[str, Any]) -> list[Any]:
+    """Functions that draw on axes: distributions of TTFT and TPOT (with the predicted bound), requests and chunks over
+    time."""
 
     def distribution(name: str, label: str) -> Any:
         def draw(axes: Any) -> None:
             values = sorted(value for record in records if (value := getattr(record, name)) is not None)
             shares = [(index + 1) / len(values) for index in range(len(values))]
             axes.step(values, shares, where="post")
+            if name in predicted:
+                axes.axvline(predicted[name]["predicted"], color="#b3261e", linestyle="--", label="bound")
+                axes.legend()
             axes.set(xlabel=label, ylabel="share of requests", ylim=(0, 1.02), title=f"Distribution of {label}")
 
         return draw
@@ -138,6 +144,21 @@ def _throughput_table(summary: dict[str, Any]) -> str:
         + "".join(f"<tr><td>{name}</td><td>{_number(value)}</td></tr>" for name, value in rows.items())
         + "</table>"
     )
+
+
+def _prediction_table(found: dict[str, Any]) -> str:
+    """Measured beside the step-time model's bound, with the terms of the bound."""
+    if "metrics" not in found:
+        return f'<p class="warn">No prediction: {_safe(found["reason"])}</p>' if found else ""
+    head = "".join(f"<th>{name}</th>" for name in ("ms", "measured p50", "bound", "unexplained", "terms of the bound"))
+    rows = []
+    for key, row in found["metrics"].items():
+        terms = ", ".join(f"{_safe(name)} {value:.2f}" for name, value in row["terms"].items())
+        cells = "".join(f"<td>{_number(row[name])}</td>" for name in ("measured", "predicted", "unexplained"))
+        rows.append(f"<tr><td>{LATENCIES[key]}</td>{cells}<td>{terms}</td></tr>")
+    note = f"{found['model']} on {found['gpus']} x {found['hardware']}, batch {found['batch']:.1f}. {found['label']}."
+    shares = f"MBU {_number(found['mbu'])}, MFU {_number(found['mfu'])}. {found['reason'] or ''}"
+    return f"<h2>Prediction</h2><table><tr>{head}</tr>{''.join(rows)}</table><p>{_safe(note)} {_safe(shares)}</p>"
 
 
 def _interval(stat: dict[str, Any], name: str) -> str:

@@ -18,6 +18,7 @@ from headway.bench.load import Load, Progress, Run, run_load
 from headway.bench.metrics import Targets, messages, summarize
 from headway.bench.records import Failure, FailureKind, RequestRecord
 from headway.bench.selftest import SelfTest, client_report, self_test
+from headway.bench.server import ServerSide, metrics_between, read_log, scrape, server_report
 from headway.bench.traces import read_trace, scaled
 from headway.bench.transport import ExchangeFailed
 from headway.bench.views import view
@@ -95,12 +96,14 @@ class Workload:
 
 @dataclass
 class Measured:
-    """Everything of one measurement: `summary` is the JSON, `run` has the records it was made from."""
+    """Everything of one measurement: `summary` is the JSON, `run` has the records it was made from, `sides` the requests
+    of the server's event log."""
 
     summary: dict[str, Any]
     run: Run
     endpoint: Endpoint
     measure: Measure
+    sides: dict[str, ServerSide]
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,7 @@ async def measure(
     limits: Limits = Limits(),  # noqa: B008 (frozen)
     test: bool = True,
     as_tool: str | None = None,
+    event_log: Path | None = None,
     announce: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
 ) -> Measured:
@@ -183,14 +187,23 @@ async def measure(
     async with Client(endpoint, limits) as client:
         contact = await first_contact(client, workload.seed)
         items = workload.items(contact.measure)
+        before = await scrape(client) if contact.dead is None else None
         if contact.dead is not None:
             run = not_sent(load, items, contact)
         else:
             run = await run_load(client, load, items, workload.warmup, progress)
+        after = await scrape(client) if before is not None else None
         summary = describe(endpoint, client.model, workload, run, contact, client_test, targets)
+        if before is not None and after is not None:
+            summary["server"] = {"metrics": metrics_between(before, after)}
+        sides: dict[str, ServerSide] = {}
+        if event_log is not None:
+            sides, fault = read_log(event_log)
+            summary.setdefault("server", {})["events"] = server_report(run.records, sides)
+            summary["warnings"] += [fault] if fault else []
         if as_tool is not None:
             summary["as"] = view(as_tool, run, endpoint.api)
-    return Measured(summary, run, endpoint, contact.measure)
+    return Measured(summary, run, endpoint, contact.measure, sides)
 
 
 async def _announced_test(announce: Callable[[str], None]) -> SelfTest:

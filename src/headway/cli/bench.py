@@ -61,6 +61,7 @@ def bench(
     as_tool: Annotated[
         str | None, typer.Option("--as", help="Also as vllm, sglang, guidellm or aiperf define it.")
     ] = None,
+    event_log: Annotated[Path | None, typer.Option(help="The event log of our own server, on this machine.")] = None,
     json_out: Json = False,
     csv: Annotated[Path | None, typer.Option(help="Write one row per request.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report that opens offline.")] = None,
@@ -113,6 +114,7 @@ def bench(
         measured = run_async(
             measure(
                 endpoint, load, workload, targets=targets, limits=limits, test=self_test, as_tool=as_tool,
+                event_log=event_log,
                 announce=_say, progress=progress,
             )
         )  # fmt: skip
@@ -128,7 +130,7 @@ def bench(
         )  # fmt: skip
         summary["goodput"] = run_async(found)
     if csv is not None:
-        report.write(csv, "--csv", report.to_csv(measured.run.records))
+        report.write(csv, "--csv", report.to_csv(measured.run.records, measured.sides))
     if records is not None:
         report.save_records(records, measured.run, endpoint.api)
     if html is not None:
