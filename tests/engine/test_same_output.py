@@ -80,7 +80,7 @@ def test_in_chunks(cold: dict[str, list[Delta]], params: SamplingParams, chunk: 
 def test_preempted_and_resumed(cold: dict[str, list[Delta]], params: SamplingParams) -> None:
     preempted = []
     log = EventLog(lambda event: preempted.append(event) if isinstance(event, Preempted) else None)
-    assert_same(complete(MODEL.loop(blocks=40, log=log), PROMPTS, params), cold, params)
+    assert_same(complete(MODEL.loop(blocks=30, log=log), PROMPTS, params), cold, params)
     assert len(preempted) > 20
 
 

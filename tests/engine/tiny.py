@@ -56,6 +56,7 @@ class TinyModel:
             Scheduler(limits, key=b"test" * 8, log=log, verify=True, **scheduler),
             ModelExecutor(self.backend, self._forward, self._groups, limits),
             VirtualClock(),
+            VOCAB,
         )
 
 

@@ -165,6 +165,8 @@ def engine(
         Scheduler(limits, key=b"k" * 32, log=EventLog(*subscribers)),
         wrap(ScriptedExecutor(limits, seconds)),
         WallClock(time.perf_counter_ns),
+        VOCAB,
+        VOCAB,
         ByteTokenizer(),  # type: ignore[arg-type]
         eos_ids=(EOS,),
     )

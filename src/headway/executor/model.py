@@ -8,13 +8,13 @@ from itertools import accumulate
 
 import numpy as np
 
-from headway.core.step import Capabilities, Seconds, StepPlan, StepResult, TokenLogprobs, Work
+from headway.core.step import Capabilities, Seconds, StepPlan, StepResult, Work
 from headway.executor.batch import Row, Rows
 from headway.ops.protocol import Backend, CacheLayout, Forward
 from headway.roofline.shape import KVGroup
 from headway.sampling.logprobs import token_logprobs
 from headway.sampling.pipeline import sample
-from headway.sampling.rows import RowState
+from headway.sampling.rows import RowFailure, RowState
 
 
 class ModelExecutor:
@@ -81,17 +81,19 @@ class ModelExecutor:
 
     def _emit(self, plan: StepPlan, logits: np.ndarray) -> StepResult:
         """Sample where the plan says so. A work's logit rows are `logits[end - work.logits : end]`."""
+        result = StepResult(step=plan.step)
         ends = list(accumulate(work.logits for work in plan.work))
-        prompt_logprobs = {
-            work.id: reports
+        for work, end in zip(plan.work, ends, strict=True):
+            if work.prompt_logprobs:
+                self._report_prompt(work, logits[end - work.logits : end], result)
+        drawing = [
+            (work, end - 1)
             for work, end in zip(plan.work, ends, strict=True)
-            if work.prompt_logprobs and (reports := self._prompt_logprobs(work, logits[end - work.logits : end]))
-        }
-        drawing = [(work, end - 1) for work, end in zip(plan.work, ends, strict=True) if work.sample]
+            if work.sample and work.id not in result.failed
+        ]
         rows = [self._samplers[work.id] for work, _ in drawing]
         positions = [work.start + work.count for work, _ in drawing]
         drawn = sample(_take(logits, [index for _, index in drawing]), rows, positions)
-        result = StepResult(step=plan.step, tokens={}, logprobs={}, prompt_logprobs=prompt_logprobs, failed={})
         for number, (work, _) in enumerate(drawing):
             if number in drawn.failed:
                 result.failed[work.id] = drawn.failed[number]
@@ -103,15 +105,18 @@ class ModelExecutor:
                 result.logprobs[work.id] = (report,)
         return result
 
-    def _prompt_logprobs(self, work: Work, logits: np.ndarray) -> tuple[TokenLogprobs, ...]:
-        """Of the prompt tokens that follow the computed positions; the prompt's last position foretells none."""
+    def _report_prompt(self, work: Work, logits: np.ndarray, result: StepResult) -> None:
+        """Logprobs of the prompt tokens that follow the computed positions; the prompt's last one foretells none."""
         row: Row = self._rows.by_id[work.id]
         first = work.start + work.count - work.logits + 1  # position that the first logit row foretells
         following = row.tokens[first : min(work.start + work.count + 1, row.init.prompt_len)]
         top = row.init.params.prompt_logprobs
         if top is None or not len(following):
-            return ()
-        return tuple(token_logprobs(logits[: len(following)], following.tolist(), top))
+            return
+        try:
+            result.prompt_logprobs[work.id] = tuple(token_logprobs(logits[: len(following)], following.tolist(), top))
+        except RowFailure as failure:
+            result.failed[work.id] = str(failure)
 
 
 def _take(logits: np.ndarray, indices: Sequence[int]) -> np.ndarray:
