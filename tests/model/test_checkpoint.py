@@ -186,6 +186,20 @@ def test_a_gguf_that_asks_for_something_else_is_refused(tmp_path: Path, keys: di
     assert str(path) in str(error.value) and fault in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("keys", "factor"),
+    [
+        ({}, 1.0),
+        ({"llama.rope.scaling.factor": 4.0}, 4.0),
+        ({"llama.rope.scale_linear": 2.0}, 2.0),
+        ({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "linear"}, 4.0),
+        ({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "none"}, 1.0),
+    ],
+)
+def test_linear_rope_scaling_of_a_gguf(tmp_path: Path, keys: dict[str, Any], factor: float) -> None:
+    assert describe(tiny_gguf(tmp_path / "m.gguf", **keys)).config.rope_linear == factor
+
+
 @pytest.mark.parametrize("shape", [(3,), (2, 1)])
 def test_rope_factors_must_fit_the_heads(tmp_path: Path, shape: tuple[int, ...]) -> None:
     with pytest.raises(ModelFileError, match="rope_freqs"):

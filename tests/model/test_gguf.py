@@ -194,10 +194,10 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
             read_gguf(path)
 
 
-@pytest.mark.parametrize("end", range(len(GOOD)))
-def test_truncated_anywhere_it_is_refused(tmp_path: Path, end: int) -> None:
-    with pytest.raises(ModelFileError):
-        read_gguf(write(tmp_path, GOOD[:end]))
+def test_truncated_anywhere_it_is_refused(tmp_path: Path) -> None:
+    for end in range(len(GOOD)):
+        with pytest.raises(ModelFileError):
+            read_gguf(write(tmp_path, GOOD[:end]))
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -99,10 +99,10 @@ def test_a_bad_file_gets_one_sentence_with_its_name_and_fault(tmp_path: Path, ca
     assert message.startswith(f"{path}: ") and fault in message and "\n" not in message and len(message) < 500
 
 
-@pytest.mark.parametrize("end", range(len(GOOD)))
-def test_truncated_anywhere_it_is_refused(tmp_path: Path, end: int) -> None:
-    with pytest.raises(ModelFileError):
-        read_safetensors(write(tmp_path, GOOD[:end]))
+def test_truncated_anywhere_it_is_refused(tmp_path: Path) -> None:
+    for end in range(len(GOOD)):
+        with pytest.raises(ModelFileError):
+            read_safetensors(write(tmp_path, GOOD[:end]))
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

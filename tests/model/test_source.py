@@ -89,6 +89,12 @@ def test_a_damaged_wheel_is_refused(wheel: Path, tmp_path: Path) -> None:
     assert cached_files(tmp_path) == []
 
 
+def test_a_cache_that_cannot_be_written_is_named(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_CACHE", str(wheel))  # a file, not a folder
+    with pytest.raises(FetchError, match="cannot be kept here: Not a directory; HEADWAY_CACHE names another"):
+        resolve(SOURCE)
+
+
 def test_without_pip_the_error_says_what_to_do(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(FetchError, match=f"pip.* is not installed.*{sys.executable} -m ensurepip"):

@@ -72,6 +72,16 @@ def read_gguf(path: Path) -> GGUFFile:
     return _Reader(path).read()
 
 
+def read_gguf_header(path: Path) -> tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], str]]]:
+    """(metadata, tensor name -> (row-major shape, type name)) of a file whose tensors are not needed: any type is
+    accepted, and the data behind the header may be missing.
+
+    Raises:
+        ModelFileError: the header is truncated or hostile.
+    """
+    return _Reader(path).read_header()
+
+
 class _Reader:
     """A cursor over the mapped header."""
 
@@ -92,6 +102,13 @@ class _Reader:
         infos = [self._tensor_info() for _ in range(tensor_count)]
         data_start = -(-self._at // alignment) * alignment
         return GGUFFile(self._path, metadata, self._tensors(infos, data_start, alignment))
+
+    def read_header(self) -> tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], str]]]:
+        tensor_count, key_count = self._counts()
+        metadata = self._metadata(key_count)
+        entries = [self._tensor_entry() for _ in range(tensor_count)]
+        names = {kind: name.lower() for kind, name in OTHER_TYPES.items()} | FORMAT_OF_TYPE
+        return metadata, {name: (shape, names.get(kind, f"type {kind}")) for name, shape, kind, _ in entries}
 
     def _counts(self) -> tuple[int, int]:
         if self._map[:4] != b"GGUF":
@@ -161,6 +178,13 @@ class _Reader:
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], str, int]:
         """(name, row-major shape, format, offset in the data)."""
+        name, shape, kind, offset = self._tensor_entry()
+        if kind not in FORMAT_OF_TYPE:
+            raise self._fault(f"stored as {OTHER_TYPES.get(kind, f'unknown type {kind}')}; supported are {SUPPORTED}")
+        return name, shape, FORMAT_OF_TYPE[kind], offset
+
+    def _tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
+        """(name, row-major shape, type number, offset in the data)."""
         self._where = "the tensor list"
         name = self._string(MAX_NAME)
         self._where = f"tensor {shown(name)}"
@@ -170,10 +194,7 @@ class _Reader:
         shape = tuple(self._number("Q") for _ in range(dimensions))[::-1]
         if not all(0 < size < 2**63 for size in shape):
             raise self._fault(f"shape {shape} has a dimension that is not a positive 63-bit number")
-        kind, offset = self._number("I"), self._number("Q")
-        if kind not in FORMAT_OF_TYPE:
-            raise self._fault(f"stored as {OTHER_TYPES.get(kind, f'unknown type {kind}')}; supported are {SUPPORTED}")
-        return name, shape, FORMAT_OF_TYPE[kind], offset
+        return name, shape, self._number("I"), self._number("Q")
 
     def _tensors(
         self, infos: list[tuple[str, tuple[int, ...], str, int]], data_start: int, alignment: int

@@ -162,7 +162,7 @@ def config_from_gguf(fields: Fields, tensors: Mapping[str, Weight]) -> LlamaConf
         raise llama.fault(key, "this setting is not known for a Llama model")
     if own.get("expert_count", 0) != 0:
         raise llama.fault("expert_count", "mixtures of experts are not supported")
-    scaling = llama.text("rope.scaling.type", "none")
+    scaling = llama.text("rope.scaling.type", "linear")  # what llama.cpp takes it for; the factor is 1 if not given
     if scaling not in ("none", "linear"):
         raise llama.fault("rope.scaling.type", f"{scaling!r} is not supported; none and linear are")
     hidden_size, heads = llama.size("embedding_length"), llama.size("attention.head_count")
@@ -184,9 +184,9 @@ def config_from_gguf(fields: Fields, tensors: Mapping[str, Weight]) -> LlamaConf
             context_length=llama.size("context_length"),
             norm_eps=llama.number("attention.layer_norm_rms_epsilon"),
             rope_theta=llama.number("rope.freq_base", 10000.0),
-            rope_linear=llama.number("rope.scaling.factor", llama.number("rope.scale_linear", 1.0))
-            if scaling == "linear"
-            else 1.0,
+            rope_linear=1.0
+            if scaling == "none"
+            else llama.number("rope.scaling.factor", llama.number("rope.scale_linear", 1.0)),
             rope_interleaved=True,
             tied="output.weight" not in tensors,
             attention_bias="blk.0.attn_q.bias" in tensors,

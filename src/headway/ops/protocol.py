@@ -106,7 +106,9 @@ class Ops(Protocol):
         """x / sqrt(mean(x^2) + eps) * weight, over the last axis -> same shape."""
         ...
 
-    def linear(self, x: Tensor, weight: Prepared, bias: Prepared | None = None, residual: Tensor | None = None) -> Tensor:
+    def linear(
+        self, x: Tensor, weight: Prepared, bias: Prepared | None = None, residual: Tensor | None = None
+    ) -> Tensor:
         """x [*, in] @ weight[out, in].T (+ bias) (+ residual) -> [*, out]."""
         ...
 
@@ -124,7 +126,7 @@ class Ops(Protocol):
     def gated_mlp(
         self, x: Tensor, gate: Prepared, up: Prepared, down: Prepared, activation: str, residual: Tensor | None = None
     ) -> Tensor:
-        """down @ (activation(gate @ x) * (up @ x)) (+ residual) -> same shape as x. activation: "silu" or "gelu_tanh"."""
+        """down @ (activation(gate @ x) * (up @ x)) (+ residual) -> same shape as x. activation: "silu", "gelu_tanh"."""
         ...
 
     def logit_rows(self, x: Tensor) -> Tensor:

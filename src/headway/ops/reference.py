@@ -7,7 +7,8 @@ an order that depends on it; `deterministic` says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from headway.ops.protocol import CacheLayout, Forward, GroupBatch, Program, Rope
 from headway.ops.weight import Weight
 
 _TILE = 128  # queries of one row attended to at once: bounds the score matrix
-_BATCHED = 16  # rows with the same, small number of queries are attended to together
+_BATCHED = 8  # rows with the same number of queries, up to this, are attended to together
 
 
 class LayerCache:
@@ -142,21 +143,26 @@ class ReferenceOps:
         heads = q.shape[1] // width
         out = np.empty((len(q), heads, cache.values.shape[3]), np.float32)
         queries = (q * np.float32(scale)).reshape(len(q), heads, width)
-        for rows, tokens in self._tiles():
+        for rows, tokens in self._tiles:
             out[tokens] = attend(queries[tokens], self._batch.positions[tokens], cache, group, rows, softcap)
         return out.reshape(len(q), -1)
 
-    def _tiles(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Rectangles of work: rows [n] and their tokens [n, c]. Short rows of equal length go together, a long row
-        goes alone in tiles."""
+    @cached_property
+    def _tiles(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Rectangles of work: rows [n] and their tokens [n, c]. Short rows of equal length go together if their
+        contexts are within a factor of two (the shorter are padded); a long row goes alone, in tiles."""
         start = self._batch.query_start
-        counts = np.diff(start)
-        for count in np.unique(counts[(counts > 0) & (counts <= _BATCHED)]):
-            rows = np.flatnonzero(counts == count)
-            yield rows, start[rows][:, None] + np.arange(count)
-        for row in np.flatnonzero(counts > _BATCHED):
-            for first in range(start[row], start[row + 1], _TILE):
-                yield np.array([row]), np.arange(first, min(first + _TILE, start[row + 1]))[None]
+        alike: dict[tuple[int, int], list[int]] = {}
+        tiles = []
+        for row, (first, end, context) in enumerate(zip(start[:-1], start[1:], self._batch.kv_len, strict=True)):
+            if 0 < end - first <= _BATCHED:
+                alike.setdefault((end - first, int(context).bit_length()), []).append(row)
+            else:
+                spans = range(first, end, _TILE)
+                tiles += [(np.array([row]), np.arange(at, min(at + _TILE, end))[None]) for at in spans]
+        for (count, _), rows in alike.items():
+            tiles.append((np.array(rows), start[rows][:, None] + np.arange(count)))
+        return tiles
 
     def gated_mlp(
         self,
