@@ -96,8 +96,8 @@ class Workload:
 
 @dataclass
 class Measured:
-    """Everything of one measurement: `summary` is the JSON, `run` has the records it was made from, `sides` the requests
-    of the server's event log."""
+    """Everything of one measurement: `summary` is the JSON, `run` has the records it was made from, `sides` the
+    requests of the server's event log."""
 
     summary: dict[str, Any]
     run: Run
