@@ -14,6 +14,7 @@ from rich.table import Table
 from headway.engine.llm import LLM, Stream
 from headway.engine.results import Completion
 
+stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 
 

@@ -5,21 +5,30 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from headway import __version__
 from headway.core.clock import WallClock, to_ps
 from headway.core.errors import BadInput
+from headway.core.event_file import EventWriter, Header
 from headway.core.events import EventLog, Fold
 from headway.core.step import Capabilities
 from headway.engine.loop import EngineLoop
 from headway.engine.machine import free_memory, usable_cores
 from headway.engine.memory import MemoryPlan, activation_bytes, plan_memory
 from headway.engine.options import EngineOptions
+from headway.engine.profile import saved_profile, step_time
 from headway.executor.model import ModelExecutor
 from headway.model.load import Model, ModelInfo, load
 from headway.model.source import DEFAULT_MODEL, Progress
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
+from headway.roofline.step import StepTime
+from headway.scheduling.budget import Budget
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
 from headway.text.template import ChatTemplate
@@ -50,6 +59,7 @@ class Engine:
         threads: int,
         memory: MemoryPlan,
         loop: EngineLoop,
+        resources: ExitStack,
     ) -> None:
         self.options = options
         self.info: ModelInfo = model.info
@@ -58,8 +68,11 @@ class Engine:
         self.memory = memory
         self.loop = loop
         self.tokenizer = tokenizer
+        self._resources = resources
         source = model.info.tokenizer.chat_template
         self.template = None if source is None else ChatTemplate(source, tokenizer.template_tokens())
+        if self.template is not None:
+            resources.callback(self.template.close)
 
     @property
     def max_model_len(self) -> int:
@@ -80,10 +93,8 @@ class Engine:
         return self.tokenizer.encode(self.template.render(messages), add_special=False)
 
     def close(self) -> None:
-        """Give back cache, threads and processes; idempotent."""
-        self.loop.close()
-        if self.template is not None:
-            self.template.close()
+        """Give back cache, threads, files and processes; idempotent."""
+        self._resources.close()
 
 
 def make_backend(name: str, threads: int) -> Backend:
@@ -91,9 +102,7 @@ def make_backend(name: str, threads: int) -> Backend:
     return ReferenceBackend()
 
 
-def build_engine(
-    options: EngineOptions, progress: Progress | None = None, subscribers: Sequence[Fold] = ()
-) -> Engine:
+def build_engine(options: EngineOptions, progress: Progress | None = None, subscribers: Sequence[Fold] = ()) -> Engine:
     """Load the model and get everything ready to serve.
 
     Args:
@@ -112,13 +121,28 @@ def build_engine(
     model = load(options.model or DEFAULT_MODEL, backend, progress)
     limits, memory = _limits(options, model, backend.weight_bytes, free)
     tokenizer = Tokenizer(model.info.tokenizer)
+    budget, time_model = _budget(options, model, backend)
+    ttl = to_ps(PREFIX_TTL_SECONDS)
     log = EventLog(*subscribers)
+    resources = ExitStack()
+    if options.event_log:
+        header = Header(
+            limits=limits,
+            policy=options.policy,
+            budget=msgspec.structs.asdict(budget),
+            ttl=ttl,
+            profile=msgspec.to_builtins(saved_profile()) if time_model else None,
+            config={"model": model.info.name, "backend": backend.name, "version": __version__},
+        )
+        log.subscribe(resources.enter_context(EventWriter(Path(options.event_log), header)))
     scheduler = Scheduler(
         limits,
         key=secrets.token_bytes(32),
         policy=policy_named(options.policy),
+        budget=budget,
+        model=time_model,
         log=log,
-        ttl=to_ps(PREFIX_TTL_SECONDS),
+        ttl=ttl,
         max_waiting=options.max_queued,
         max_waiting_tokens=options.max_queued_tokens,
     )
@@ -130,7 +154,18 @@ def build_engine(
         tokenizer=tokenizer,
         eos_ids=model.info.eos_ids,
     )
-    return Engine(options, model, tokenizer, backend, threads, memory, loop)
+    resources.callback(loop.close)
+    return Engine(options, model, tokenizer, backend, threads, memory, loop, resources)
+
+
+def _budget(options: EngineOptions, model: Model, backend: Backend) -> tuple[Budget, StepTime | None]:
+    """A step's budget in tokens, and in milliseconds where the machine was measured."""
+    profile = saved_profile()
+    if profile is None and options.step_ms is not None:
+        raise BadInput("--step-ms", "needs a profile of this machine; run `headway probe` first")
+    usable = profile is not None and (options.step_ms is not None or backend.math in profile.rates)
+    time_model = step_time(model.shape, profile, backend.math) if profile is not None and usable else None
+    return Budget(tokens=options.max_step_tokens, milliseconds=options.step_ms), time_model
 
 
 def _limits(options: EngineOptions, model: Model, weights: int, free: int) -> tuple[Capabilities, MemoryPlan]:

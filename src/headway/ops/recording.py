@@ -67,6 +67,7 @@ class RecordingBackend:
         self.name = f"recording({inner.name})"
         self.deterministic = inner.deterministic
         self.kv_dtype_bytes = inner.kv_dtype_bytes
+        self.math = inner.math
         self.recorded = 0
         self._layout: CacheLayout | None = None
 

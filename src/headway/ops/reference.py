@@ -39,6 +39,7 @@ class ReferenceBackend:
     name = "reference"
     deterministic = False
     kv_dtype_bytes = 4.0
+    math = "fp32"
 
     def __init__(self, poison: bool = False) -> None:
         self._fill = np.nan if poison else 0.0

@@ -1,0 +1,34 @@
+"""`headway doctor`: what this machine has, and how fast a model should run on it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headway.cli import options
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def doctor(
+    model: options.Model = None,
+    context: Annotated[int, typer.Option(help="Tokens of context per request in the prediction.")] = 512,
+    threads: options.Threads = None,
+    backend: options.Backend = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Instruction sets, usable cores and memory, measured bandwidth and arithmetic, and predicted tokens per second."""
+    from headway.cli.terminal import stderr, stdout
+    from headway.engine.checkup import checkup
+
+    with stderr.status("measuring memory bandwidth and arithmetic, about ten seconds"):
+        report = checkup(model, context, threads, backend)
+    if json:
+        import msgspec
+
+        print(msgspec.json.encode(report).decode())
+        return
+    for label, text in report.lines():
+        stdout.print(f"{label:<20} {text}", soft_wrap=True)
