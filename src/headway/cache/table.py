@@ -56,11 +56,10 @@ class BlockTable:
         """The whole table, `[group][block]`."""
         return tuple(tuple(blocks) for blocks in self.blocks)
 
-    def room(self) -> int:
-        """Positions the row could have blocks for, if it took every available one."""
-        block_size = self._cache.block_size
+    def room(self, keep: int = 0) -> int:
+        """Positions the row could have blocks for, if it took every available one but `keep` per pool."""
         pools = zip(self.blocks, self._cache.pools, strict=True)
-        return min((len(blocks) + pool.available) * block_size for blocks, pool in pools)
+        return self._cache.block_size * min(len(blocks) + max(0, pool.available - keep) for blocks, pool in pools)
 
     def grow(self, end: int) -> BlockIds | None:
         """Get blocks for positions below `end` in every group, or in none.
@@ -80,13 +79,22 @@ class BlockTable:
         self.capacity += missing * self._cache.block_size
         return new
 
-    def name_blocks(self, tokens: Sequence[int], count: int) -> Sequence[bytes]:
-        """Names of the first `count` full blocks of `tokens`."""
-        hasher, size = self._cache.hasher, self._cache.block_size
+    def name_blocks(self, tokens: Sequence[int], count: int) -> list[bytes]:
+        """Names of the first `count` full blocks of `tokens`. Each is computed once."""
         for index in range(len(self.names), count):
-            parent = self.names[-1] if self.names else self.root
-            self.names.append(hasher.name(parent, hasher.pack(tokens[index * size : (index + 1) * size])))
+            self._name(index, self._payload(tokens, index))
         return self.names[:count]
+
+    def _payload(self, tokens: Sequence[int], index: int) -> bytes:
+        size = self._cache.block_size
+        return self._cache.hasher.pack(tokens[index * size : (index + 1) * size])
+
+    def _name(self, index: int, payload: bytes) -> tuple[bytes, bytes]:
+        """Name of block `index`, the last one or one named before, and of the block it follows."""
+        parent = self.names[index - 1] if index else self.root
+        if index == len(self.names):
+            self.names.append(self._cache.hasher.name(parent, payload))
+        return self.names[index], parent
 
     def lookup(self, tokens: Sequence[int]) -> Hit:
         """The reusable prefix, capped below the last token: that one is always computed, to have its logits."""
@@ -131,13 +139,12 @@ class BlockTable:
         full = computed // cache.block_size
         if full <= self.sealed:
             return
-        names = self.name_blocks(tokens, full)
         for index in range(self.sealed, full):
-            parent = names[index - 1] if index else self.root
-            payload = cache.hasher.pack(tokens[index * cache.block_size : (index + 1) * cache.block_size])
-            cache.remember(names[index], parent, payload)
+            payload = self._payload(tokens, index)
+            name, parent = self._name(index, payload)
+            cache.remember(name, parent, payload)
             for blocks, pool in zip(self.blocks, cache.pools, strict=True):
-                pool.name(blocks[index], names[index])
+                pool.name(blocks[index], name)
         self.sealed = full
 
     def trim(self, computed: int, now: int) -> None:

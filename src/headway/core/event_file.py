@@ -50,7 +50,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     version: int = VERSION
     limits: Capabilities
     policy: str
-    budget: dict[str, float | None] = {}
+    budget: dict[str, int | float | None] = {}
     ttl: int | None = None
     profile: dict[str, Any] | None = None
     cached_blocks: tuple[int, ...] = ()

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from headway.core.errors import BadInput
-from headway.core.event_file import Header, read_events, read_header
+from headway.core.event_file import EventFileError, Header, read_events, read_header
 from headway.core.events import AnyEvent, Cancelled, Finished, Idle, Queued, StepDone, StepPlanned
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import Capabilities, StepPlan, StepResult
@@ -44,33 +44,40 @@ class Recording:
         if any(self.header.cached_blocks):
             raise BadInput(str(path), "the recording begins with a warm cache, which cannot be replayed")
         self.events: list[AnyEvent] = list(read_events(path))
-        self.steps = {event.step: event for event in self.events if isinstance(event, StepDone)}
-        self.digests = {event.step: event.digest for event in self.events if isinstance(event, StepPlanned)}
+        self.steps: dict[int, StepDone] = {}
+        self.digests: dict[int, bytes] = {}
         self.queued: dict[int, Queued] = {}  # by request number
         self.tokens: dict[int, list[int]] = {}  # prompt and answer
         self.ends: dict[int, list[Finished]] = {}  # step -> requests that ended with it
-        self._read()
-
-    def _read(self) -> None:
-        live: dict[str, int] = {}  # an id may come again after its request has finished
-        flying: int | None = None
-        for event in self.events:
-            match event:
-                case Queued():
-                    live[event.id] = event.number
-                    self.queued[event.number] = event
-                case StepPlanned():
-                    flying = event.step
-                case StepDone():
-                    flying = None
-                case Finished():
-                    number = live.pop(event.id)
-                    self.tokens[number] = self._made_up(number, event.names, event.prompt_tokens + event.generated)
-                    if flying is not None:
-                        self.ends.setdefault(flying, []).append(event)
-        for number in live.values():  # their answers have no names yet: nobody can have reused them
+        self._live: dict[str, int] = {}  # id -> number; an id may come again after its request has finished
+        self._flying: int | None = None
+        for line, event in enumerate(self.events, start=2):
+            try:
+                self._read(event)
+            except (KeyError, ValueError):
+                raise EventFileError(f"{path}, line {line}: does not fit the lines before it") from None
+        for number in self._live.values():  # their answers have no names yet: nobody can have reused them
             queued = self.queued[number]
             self.tokens[number] = self._made_up(number, queued.names, queued.max_len)
+
+    def _read(self, event: AnyEvent) -> None:
+        match event:
+            case Queued():
+                self._live[event.id] = event.number
+                self.queued[event.number] = event
+            case StepPlanned():
+                self._flying = event.step
+                self.digests[event.step] = event.digest
+            case StepDone():
+                self._flying = None
+                self.steps[event.step] = event
+                for number, _, _ in zip(event.rows, event.counts, event.emitted, strict=True):
+                    self.queued[number]
+            case Finished():
+                number = self._live.pop(event.id)
+                self.tokens[number] = self._made_up(number, event.names, event.prompt_tokens + event.generated)
+                if self._flying is not None:
+                    self.ends.setdefault(self._flying, []).append(event)
 
     def _made_up(self, number: int, names: tuple[bytes, ...], length: int) -> list[int]:
         """Tokens far outside of any vocabulary: negative ones by name for full blocks, huge unique ones after them."""
@@ -137,7 +144,7 @@ class ReplayExecutor:
     def collect_run(self, ticket: int) -> dict[str, tuple[int, ...]]:
         """Tokens of a step, or of the several it stands for, by row."""
         step = self._recording.steps[ticket]
-        tokens = {}
+        tokens: dict[str, tuple[int, ...]] = {}
         for number, count in zip(step.rows, step.emitted, strict=True):
             queued = self._recording.queued[number]
             known = self._emitted.get(number, queued.prompt_tokens)

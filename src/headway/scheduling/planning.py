@@ -130,9 +130,9 @@ class Step:
         return StepPlan(number, tuple(self._new), tuple(self.work), gone, tuple(self._copies), predicted)
 
     def _draft(self, row: Row, spare: int) -> tuple[int, ...]:
-        """The drafts to verify: as many as the step has room for, none that would cost another row its blocks."""
+        """The drafts to verify: as many as the step has room for, leaving every running row the block it may need."""
         request = row.request
-        room = row.table.room() - request.computed - 1
+        room = row.table.room(keep=len(self._state.running)) - request.computed - 1
         del request.draft[max(0, min(spare, room)) :]
         return tuple(request.draft)
 
