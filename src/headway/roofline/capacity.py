@@ -15,14 +15,20 @@ UNBOUNDED = 1 << 24  # a batch nobody runs; searched up to here when a sequence 
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """Attributes:
-    batch: the answer, 0 if nothing fits. memory_batch, tpot_memory_batch, tpot_compute_batch: each limit alone
-        (None = no such limit). limited_by: "memory", "tpot-memory", "tpot-compute" or "nothing fits".
-    free_bytes: what is left for the cache. bytes_per_sequence: cache of one sequence at this context.
+    """The largest batch and its limits.
+
+    Attributes:
+        batch: the answer, 0 if not even one sequence is possible.
+        limited_by: "memory", "tpot-memory", "tpot-compute", or "nothing fits" when the batch is 0.
+        because: the smallest of the three limits, also when the batch is 0.
+        memory_batch, tpot_memory_batch, tpot_compute_batch: each limit alone (None = no TPOT target).
+        free_bytes: what is left for the cache.
+        bytes_per_sequence: cache of one sequence at this context.
     """
 
     batch: int
     limited_by: str
+    because: str
     memory_batch: int
     tpot_memory_batch: int | None
     tpot_compute_batch: int | None
@@ -56,13 +62,25 @@ def capacity(d: Replica, context: float, tpot: float | None = None, reserve: flo
     if tpot is not None:
         by_read = _largest(d, context, tpot, ("weights", "kv"))
         by_work = _largest(d, context, tpot, ("arithmetic", "attention"))
-    limits = {"memory": in_memory, "tpot-memory": by_read, "tpot-compute": by_work}
+    limits: dict[str, int | None] = {"memory": in_memory, "tpot-memory": by_read, "tpot-compute": by_work}
+    return Capacity(*_smallest(limits), in_memory, by_read, by_work, free_bytes(d, reserve), cache_bytes(d, context))
+
+
+def with_memory(found: Capacity, memory: int) -> Capacity:
+    """The same answer with another memory limit (exact mode counts per GPU and splits caches by head)."""
+    limits: dict[str, int | None] = {
+        "memory": memory, "tpot-memory": found.tpot_memory_batch, "tpot-compute": found.tpot_compute_batch,
+    }  # fmt: skip
+    batch, limited_by, because = _smallest(limits)
+    return msgspec.structs.replace(found, memory_batch=memory, batch=batch, limited_by=limited_by, because=because)
+
+
+def _smallest(limits: dict[str, int | None]) -> tuple[int, str, str]:
+    """(the smallest limit, what the answer is limited by, that limit's name)."""
     named = {name: value for name, value in limits.items() if value is not None}
-    limited_by = min(named, key=lambda name: named[name])
-    batch = named[limited_by]
-    if batch == 0 and (in_memory == 0 or limited_by == "memory"):
-        limited_by = "nothing fits"
-    return Capacity(batch, limited_by, in_memory, by_read, by_work, free_bytes(d, reserve), cache_bytes(d, context))
+    smallest = min(named, key=lambda name: named[name])
+    batch = named[smallest]
+    return batch, smallest if batch else "nothing fits", smallest
 
 
 def _largest(d: Replica, context: float, tpot: float, side: tuple[str, str]) -> int:

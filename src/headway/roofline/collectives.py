@@ -1,10 +1,12 @@
 """What a message between the GPUs of one replica costs: all-reduce by kind, priced as floor + hops + traffic (B7).
 
-    seconds(M, n) = floor + hops(n) * alpha + traffic(n) * M / bandwidth
+    seconds(M, n) = max(host, floor + per_gpu * n + hops(n) * alpha + traffic(n) * M / bandwidth)
 
-A ring passes n chunks around twice: 2(n-1) hops, 2(n-1)/n of the message per GPU. A one-shot kernel reads every
-peer's message at once: one hop, (n-1) messages per GPU; it wins while messages are small. `floor` is what one call
-costs before any byte moves: nothing in the textbook, a kernel launch in a CUDA graph, the host's path in eager mode.
+A ring passes n chunks around twice: 2(n-1) hops, 2(n-1)/n of the message per GPU. A one-shot kernel reads every peer's
+message at once: one hop, (n-1) messages per GPU; it wins while messages are small. The textbook has alpha only. The
+presets put measured constants in its place, one set per way of calling: `floor` and `per_gpu` are what a call costs
+before bytes count, `host` is what launching it from Python takes when no graph was captured (it hides the rest below
+it). `benchmarks/collectives.py` holds the presets against measurements; docs/collectives.md has the result.
 """
 
 from __future__ import annotations
@@ -12,6 +14,10 @@ from __future__ import annotations
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.roofline.hardware import Hardware, Link
+
+KINDS = ("ring", "one-shot")
+US = 1e-6
 
 
 class AllReduce(msgspec.Struct, frozen=True):
@@ -21,14 +27,17 @@ class AllReduce(msgspec.Struct, frozen=True):
         kind: "ring" or "one-shot".
         bandwidth: bytes/s one GPU sends in one direction while reducing.
         alpha: seconds per hop.
-        floor: seconds per call.
+        floor, per_gpu: seconds per call, and per call and GPU.
+        host: seconds a call takes at least.
         limit: bytes up to which this way is used at all; 0 = any.
     """
 
     kind: str
     bandwidth: float
-    alpha: float
+    alpha: float = 0.0
     floor: float = 0.0
+    per_gpu: float = 0.0
+    host: float = 0.0
     limit: float = 0.0
 
     def seconds(self, message: float, gpus: int) -> float:
@@ -39,12 +48,8 @@ class AllReduce(msgspec.Struct, frozen=True):
             hops, traffic = 1.0, gpus - 1.0
         else:
             hops, traffic = 2.0 * (gpus - 1), 2.0 * (gpus - 1) / gpus
-        return self.floor + hops * self.alpha + traffic * message / self.bandwidth
-
-
-def textbook_ring(link_bandwidth: float, alpha: float) -> AllReduce:
-    """The text's ring: 2(n-1) alpha + 2(n-1)/n * M / B_link, no floor."""
-    return AllReduce("ring", link_bandwidth, alpha)
+        moved = self.floor + self.per_gpu * gpus + hops * self.alpha + traffic * message / self.bandwidth
+        return max(self.host, moved)
 
 
 class Fastest(msgspec.Struct, frozen=True):
@@ -57,12 +62,50 @@ class Fastest(msgspec.Struct, frozen=True):
         return min(times) if times else 0.0
 
 
+def textbook_ring(link_bandwidth: float, alpha: float) -> AllReduce:
+    """The text's ring: 2(n-1) alpha + 2(n-1)/n * M / B_link, no floor."""
+    return AllReduce("ring", link_bandwidth, alpha)
+
+
 def all_reduce_of(kind: str, link_bandwidth: float, alpha: float) -> AllReduce:
     """A textbook all-reduce by name.
 
     Raises:
         BadInput: neither "ring" nor "one-shot".
     """
-    if kind not in ("ring", "one-shot"):
-        raise BadInput("--all-reduce", f"{kind!r}; accepted: ring, one-shot")
+    if kind not in KINDS:
+        raise BadInput("--all-reduce", f"{kind!r}; accepted: {', '.join(KINDS)}")
     return AllReduce(kind, link_bandwidth, alpha)
+
+
+def measured_ring(link: Link) -> AllReduce:
+    """A ring as NCCL runs it inside a captured graph: three quarters of the link, and a start-up that grows with the
+    ring."""
+    return AllReduce("ring", 0.75 * _usable(link), floor=14 * US, per_gpu=1.5 * US)
+
+
+def measured_one_shot(link: Link) -> AllReduce:
+    """Small messages read straight from every peer (NCCL's low-latency protocol and the engines' own kernels)."""
+    return AllReduce("one-shot", _usable(link), floor=5 * US, per_gpu=1.5 * US, limit=float(1 << 20))
+
+
+def measured_eager(link: Link) -> AllReduce:
+    """A ring called from eager Python, one launch per call: the host's path hides small messages."""
+    return AllReduce("ring", 0.7 * _usable(link), floor=12 * US, per_gpu=1.5 * US, host=40 * US)
+
+
+def served_all_reduce(hardware: Hardware) -> Fastest | None:
+    """What an engine with captured graphs gets on this device's links; None without links."""
+    if hardware.link is None:
+        return None
+    return Fastest((measured_one_shot(hardware.link), measured_ring(hardware.link)))
+
+
+# Share of a link's label that reductions see before a preset's own efficiency: NVLink 3 runs under its later
+# generations in the A100 tables; PCIe 3 boards without peer access stage every byte through host memory.
+LINK_SHARE = {"NVLink3": 0.75, "PCIe3": 0.33}
+
+
+def _usable(link: Link) -> float:
+    """Bytes/s one GPU sends to its neighbours while all do."""
+    return link.bandwidth * next((share for name, share in LINK_SHARE.items() if link.name.startswith(name)), 1.0)

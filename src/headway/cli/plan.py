@@ -1,0 +1,359 @@
+"""`headway plan`: size, price and explain a deployment from a model's shape and a device's figures."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from headway.plan.commands import Setup
+else:
+    Setup = Any  # typer never sees it: `verb` fills it in
+
+app = typer.Typer(
+    help="Size and price a deployment from first principles: bounds are called bounds, estimates estimates.",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+)  # fmt: skip
+
+SETUP = {  # options every verb about one deployment has: name -> (type, flags, default, help)
+    "model": (str, ("--model", "-m"), None, "A catalogued name, a hub id, a folder or config.json, or a .gguf file."),
+    "hardware": (str, ("--hardware", "--device"), None, "A catalogued device, such as h100-sxm."),
+    "gpus": (int, ("--gpus", "--n-gpu", "--tp"), 1, "Devices of one replica."),
+    "precision": (str, ("--precision", "--weights"), None, "Weights: bf16, fp8, int8, int4, fp4; default: as stored."),
+    "kv": (str, ("--kv", "--kv-precision"), None, "Cache: bf16, fp8, int8; default: the checkpoint's, else 16 bits."),
+    "math": (str, ("--math",), None, "Format of the arithmetic; default: what the device multiplies such weights in."),
+    "peak_tflops": (float, ("--peak-tflops",), None, "Peak TFLOP/s of one device, in place of the catalogue's."),
+    "mode": (str, ("--mode",), "textbook", "textbook (full N, no overhead) or exact (as the scheduler counts)."),
+    "all_reduce": (str, ("--all-reduce",), None, "Count communication: ring or one-shot."),
+    "link_latency_us": (float, ("--link-latency-us",), 2.0, "Microseconds per hop of an all-reduce."),
+    "link_gbs": (float, ("--link-gbs",), None, "GB/s per direction of a link, in place of the catalogue's."),
+    "overhead_us": (float, ("--overhead-us",), 0.0, "Microseconds added to every step."),
+    "skew": (float, ("--skew",), 0.0, "Unevenness of expert routing (Zipf exponent)."),
+}  # fmt: skip
+
+Batch = Annotated[int, typer.Option("--batch", "-b", help="Sequences in one decode step.")]
+Context = Annotated[int, typer.Option("--context", "-c", help="Mean tokens cached per sequence.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+CSVFile = Annotated[Path | None, typer.Option("--csv", help="Also write the rows to this file.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw to this .png or .svg file.")]
+HTMLFile = Annotated[Path | None, typer.Option("--html", help="Also write a page that opens offline.")]
+Tpot = Annotated[float | None, typer.Option("--tpot-ms", help="Promised milliseconds per output token.")]
+Mfu = Annotated[float, typer.Option("--mfu", help="Share of peak arithmetic that prefill reaches.")]
+
+
+def verb(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command whose first parameter `setup` is filled from the options in `SETUP`."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        options = [
+            inspect.Parameter(
+                key, inspect.Parameter.KEYWORD_ONLY, default=default,
+                annotation=Annotated[kind | None if default is None else kind, typer.Option(*flags, help=text)],
+            )
+            for key, (kind, flags, default, text) in SETUP.items()
+        ]  # fmt: skip
+        signature = inspect.signature(function, eval_str=True)
+        own = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values() if p.name != "setup"]
+
+        @functools.wraps(function)
+        def command(**given: Any) -> None:
+            from headway.plan.commands import Setup
+
+            function(Setup(**{key: given.pop(key) for key in SETUP}), **given)
+
+        parameters = [*options, *own]
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return app.command(name)(command)
+
+    return register
+
+
+def show(answer: dict[str, Any], text: Callable[[dict[str, Any]], str], as_json: bool) -> None:
+    """Print an answer as JSON or for people."""
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(answer)).decode())
+    else:
+        print(text(answer))
+
+
+def numbers(text: str, field: str) -> list[int]:
+    """Whole numbers from "1,2,4"."""
+    from headway.core.errors import BadInput
+
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise BadInput(field, f"{text!r}; accepted: whole numbers with commas, like 1,2,4,8") from None
+
+
+@verb("step")
+def step(
+    setup: Setup,
+    batch: Batch = 1,
+    context: Context = 4096,
+    mbu: Annotated[float | None, typer.Option("--mbu", help="Divide the bound by this share: an estimate.")] = None,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """One decode step: its seconds, what binds it, and a waterfall of its terms."""
+    from headway.plan import commands, render
+
+    answer = commands.step(setup, batch, context, mbu)
+    _draw(plot, "waterfall_figure", answer)
+    show(answer, render.step, json)
+
+
+@verb("prefill")
+def prefill(
+    setup: Setup,
+    input_tokens: Annotated[int, typer.Option("--input-tokens", help="Length of the prompt.")] = 2000,
+    cached: Annotated[int, typer.Option("--cached-tokens", help="Leading tokens found in the prefix cache.")] = 0,
+    mfu: Mfu = 0.5,
+    json: Json = False,
+) -> None:
+    """Prefill of one prompt: the part of the time to first token that is not queueing."""
+    from headway.plan import commands, render
+
+    show(commands.prefill_answer(setup, input_tokens, mfu, cached), render.prefill, json)
+
+
+@verb("frontier")
+def frontier(
+    setup: Setup,
+    context: Context = 4096,
+    batches: Annotated[
+        str | None, typer.Option("--batches", help="Batch sizes, like 1,8,64; default: a ladder.")
+    ] = None,
+    reserve_gb: Annotated[float, typer.Option("--reserve-gb", help="Memory kept for activations.")] = 0.0,
+    csv: CSVFile = None,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """Interactivity against throughput as the batch grows: knee, critical context, ceiling."""
+    from headway.plan import commands, render, report
+
+    answer = commands.frontier(setup, context, numbers(batches, "--batches") if batches else None, reserve_gb)
+    if csv:
+        report.write_csv(answer["points"], csv)
+    if plot:
+        report.save_figure(report.frontier_figure([answer]), plot)
+    show(answer, render.frontier, json)
+
+
+@verb("capacity")
+def capacity(
+    setup: Setup,
+    context: Context = 4096,
+    tpot_ms: Tpot = None,
+    reserve_gb: Annotated[float, typer.Option("--reserve-gb", help="Memory kept for activations.")] = 0.0,
+    json: Json = False,
+) -> None:
+    """How many sequences fit and meet the speed promised, and which limit is the first."""
+    from headway.plan import commands, render
+
+    show(commands.capacity(setup, context, tpot_ms, reserve_gb), render.capacity, json)
+
+
+@verb("tp")
+def tp(
+    setup: Setup,
+    degrees: Annotated[str, typer.Option("--degrees", help="GPU counts to compare.")] = "1,2,4,8",
+    batch: Batch = 1,
+    context: Context = 0,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """The decode step by tensor-parallel degree, with its all-reduces."""
+    from headway.plan import commands, render
+
+    answer = commands.tensor_parallel_answer(setup, numbers(degrees, "--degrees"), batch, context)
+    _draw(plot, "degrees_figure", answer)
+    show(answer, render.tensor_parallel, json)
+
+
+@verb("cost")
+def cost(
+    setup: Setup,
+    table: Annotated[
+        bool, typer.Option("--table", help="By batch, weights only; alone: a 405B model in fp8 on 8 H100.")
+    ] = False,
+    batches: Annotated[str, typer.Option("--batches", help="Batch sizes of the table.")] = "1,8,64,256",
+    batch: Annotated[int | None, typer.Option("--batch", "-b", help="Default: the largest that fits.")] = None,
+    context: Annotated[int | None, typer.Option("--context", "-c", help="Mean tokens cached per sequence.")] = None,
+    input_tokens: Annotated[int, typer.Option("--input-tokens", help="Length of a prompt.")] = 2000,
+    price: Annotated[
+        float | None, typer.Option("--price", "--price-per-gpu-hour", help="Dollars per GPU-hour; default: catalogued.")
+    ] = None,
+    mfu: Mfu = 0.5,
+    cache_hit: Annotated[float, typer.Option("--cache-hit", help="Share of input found in the prefix cache.")] = 0.0,
+    hit_cost: Annotated[float, typer.Option("--hit-cost", help="Cost of a hit over that of a computed token.")] = 0.0,
+    utilisation: Annotated[
+        float, typer.Option("--utilisation", "--utilization", help="Share of the time the replica is busy.")
+    ] = 1.0,
+    tpot_ms: Tpot = None,
+    csv: CSVFile = None,
+    json: Json = False,
+) -> None:
+    """Dollars per million input and output tokens."""
+    import msgspec
+
+    from headway.plan import commands, render, report
+
+    if table:
+        if setup.model is None and setup.hardware is None:  # the first text's example, its rounded peak included
+            setup = msgspec.structs.replace(
+                setup, model="llama-3.1-405b", hardware="h100-rounded-1e15", gpus=8, precision="fp8", kv="fp8"
+            )
+        pricing = commands.Pricing(context=8192 if context is None else context, price=price, mfu=mfu)
+        answer = commands.cost_table(setup, numbers(batches, "--batches"), pricing)
+        if csv:
+            report.write_csv(answer["rows"], csv)
+        show(answer, render.cost_table, json)
+        return
+    pricing = commands.Pricing(
+        batch, 4096 if context is None else context, input_tokens, price, mfu, cache_hit, hit_cost, utilisation, tpot_ms
+    )
+    show(commands.cost(setup, pricing), render.cost, json)
+
+
+@verb("ratio")
+def ratio(setup: Setup, batch: Batch = 64, context: Context = 4096, mfu: Mfu = 0.5, json: Json = False) -> None:
+    """How many times an input token's cost an output token's is, and why."""
+    from headway.plan import commands, render
+
+    show(commands.ratio(setup, batch, context, mfu), render.ratio, json)
+
+
+@verb("levers")
+def levers(
+    setup: Setup,
+    batch: Batch = 64,
+    input_tokens: Annotated[int, typer.Option("--input-tokens", help="Mean length of a prompt.")] = 2000,
+    output_tokens: Annotated[int, typer.Option("--output-tokens", help="Mean length of an answer.")] = 500,
+    acceptance: Annotated[float, typer.Option("--acceptance", help="Share of drafted tokens accepted.")] = 0.8,
+    draft_cost: Annotated[float, typer.Option("--draft-cost", help="A draft step over a target step.")] = 0.05,
+    curve: Annotated[
+        str | None, typer.Option("--acceptance-curve", help="Measured tokens per step for 1,2,3... drafts.")
+    ] = None,
+    cache_hit: Annotated[float, typer.Option("--cache-hit", help="Share of input found in the prefix cache.")] = 0.5,
+    csv: CSVFile = None,
+    json: Json = False,
+) -> None:
+    """Every lever on the price of a token: which term it changes, and by how much here."""
+    from headway.core.errors import BadInput
+    from headway.plan import commands, render, report
+    from headway.roofline.speculation import Draft
+
+    try:
+        measured = tuple(float(part) for part in curve.split(",")) if curve else ()
+    except ValueError:
+        raise BadInput("--acceptance-curve", f"{curve!r}; accepted: numbers with commas, like 1.8,2.5,3.0") from None
+    draft = Draft(acceptance, draft_cost, measured)
+    answer = commands.levers(setup, batch, input_tokens, output_tokens, draft, cache_hit)
+    if csv:
+        report.write_csv(answer["levers"], csv)
+    show(answer, render.levers, json)
+
+
+@verb("explain")
+def explain(
+    setup: Setup,
+    batch: Annotated[int | None, typer.Option("--batch", "-b", help="Default: the largest possible.")] = None,
+    context: Context = 4096,
+    tpot_ms: Tpot = None,
+    plot: Plot = None,
+    html: HTMLFile = None,
+    json: Json = False,
+) -> None:
+    """Where a step's time goes, what binds it, what would help, and what would bind then."""
+    from headway.plan import commands, render, report
+    from headway.plan.explain import explain as explained
+
+    answer = explained(setup, batch, context, tpot_ms)
+    _draw(plot, "waterfall_figure", answer)
+    if html:
+        report.write_page(report.explain_page(answer, commands.frontier(setup, context)), html)
+    show(answer, render.explain, json)
+
+
+@app.command("search")
+def search(
+    model: Annotated[str, typer.Option("--model", "-m", help="A catalogued name, hub id, folder or .gguf file.")],
+    hardware: Annotated[str, typer.Option("--hardware", help="Devices with commas; `all` = every GPU with a price.")],
+    rate: Annotated[float | None, typer.Option("--rate", help="Requests per second; default: the trace's.")] = None,
+    input_tokens: Annotated[float, typer.Option("--input-tokens", help="Mean prompt.")] = 2000,
+    output_tokens: Annotated[float, typer.Option("--output-tokens", help="Mean answer.")] = 500,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Azure .csv or Mooncake .jsonl, for all of these.")
+    ] = None,
+    cache_hit: Annotated[float | None, typer.Option("--cache-hit", help="Share of input in the prefix cache.")] = None,
+    ttft_ms: Annotated[float | None, typer.Option("--ttft-ms", help="Promised time to first token.")] = None,
+    tpot_ms: Tpot = None,
+    slo: Annotated[str | None, typer.Option("--slo", help="Both at once, like ttft=1s,tpot=50ms.")] = None,
+    percentile: Annotated[float, typer.Option("--percentile", help="Of requests that must meet them.")] = 99.0,
+    precisions: Annotated[str, typer.Option("--precision", help="stored, bf16, fp8, int4... with commas.")] = "stored",
+    kv: Annotated[str | None, typer.Option("--kv", help="Cache: bf16 or fp8.")] = None,
+    degrees: Annotated[str, typer.Option("--degrees", help="GPUs of one replica.")] = "1,2,4,8",
+    split: Annotated[bool, typer.Option(help="Also try separate prefill and decode pools.")] = True,
+    budget: Annotated[float | None, typer.Option("--budget", help="Most dollars per hour.")] = None,
+    prices: Annotated[
+        str | None, typer.Option("--prices", help="Dollars per GPU-hour, like h100-sxm=2,b200=4.")
+    ] = None,
+    most: Annotated[int, typer.Option("--most", help="Deployments to list.")] = 10,
+    csv: CSVFile = None,
+    plot: Plot = None,
+    html: HTMLFile = None,
+    json: Json = False,
+) -> None:
+    """Rank deployments that carry this traffic within these targets, cheapest first, with the flags to run them."""
+    from headway.plan import options, render, report
+    from headway.plan.models import load_shape
+    from headway.plan.search import Wanted
+    from headway.plan.search import search as find
+
+    traffic = options.traffic(trace, rate, input_tokens, output_tokens, cache_hit)
+    target = options.target(ttft_ms, tpot_ms, slo, percentile)
+    devices, sizes = options.devices(hardware), tuple(numbers(degrees, "--degrees"))
+    wanted = Wanted(devices, tuple(precisions.split(",")), kv, sizes, split, budget, options.prices(prices), most)
+    answer = find(model, load_shape(model), traffic, target, wanted)
+    if csv:
+        report.write_csv(answer["deployments"], csv)
+    _draw(plot, "search_figure", answer)
+    if html:
+        report.write_page(report.search_page(answer), html)
+    show(answer, render.search, json)
+
+
+@app.command("audit")
+def audit(
+    file: Annotated[Path, typer.Argument(help="A CSV of published or submitted speeds.")],
+    csv: CSVFile = None,
+    json: Json = False,
+) -> None:
+    """Flag speed claims that break physics: MBU or MFU above 1, sparse peaks, prompts counted as output."""
+    from headway.plan import render, report
+    from headway.plan.audit import audit as judge
+
+    answer = judge(file)
+    if csv:
+        report.write_csv(answer["claims"], csv)
+    show(answer, render.audit, json)
+
+
+def _draw(path: Path | None, figure: str, answer: dict[str, Any]) -> None:
+    if path is not None:
+        from headway.plan import report
+
+        report.save_figure(getattr(report, figure)(answer), path)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,308 @@
+"""What each `headway plan` verb answers, as plain data: the command line prints it, `--json` writes it, pages draw it.
+
+Every answer says which mode made it and whether it is a bound or an estimate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headway.core.errors import BadInput
+from headway.plan.models import load_shape
+from headway.roofline import capacity as capacities
+from headway.roofline.collectives import all_reduce_of
+from headway.roofline.cost import price_ratio, price_table, token_cost
+from headway.roofline.frontier import frontier as trace_frontier
+from headway.roofline.hardware import Hardware, find_hardware
+from headway.roofline.levers import levers as lever_table
+from headway.roofline.shape import store_as
+from headway.roofline.speculation import Draft
+from headway.roofline.step import ACTIVATION_BYTES, Layout, StepCost, StepTime, decode_step
+from headway.roofline.textbook import Replica, best_degree_continuous, decode, deploy, prefill, share, tensor_parallel
+
+MODES = ("textbook", "exact")
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """The options all verbs share: what is deployed on what, and in which mode it is computed."""
+
+    model: str | None
+    hardware: str | None
+    gpus: int = 1
+    precision: str | None = None
+    kv: str | None = None
+    math: str | None = None
+    peak_tflops: float | None = None
+    mode: str = "textbook"
+    all_reduce: str | None = None
+    link_latency_us: float = 2.0
+    link_gbs: float | None = None
+    overhead_us: float = 0.0
+    skew: float = 0.0
+
+    def replica(self) -> Replica:
+        """The deployment in textbook terms.
+
+        Raises:
+            BadInput: any option that is impossible, named as the user wrote it.
+        """
+        if self.mode not in MODES:
+            raise BadInput("--mode", f"{self.mode!r}; accepted: {', '.join(MODES)}")
+        if self.model is None:
+            raise BadInput(
+                "--model", "missing; a catalogued name, a hub id, a folder with config.json, or a .gguf file"
+            )
+        if self.hardware is None:
+            raise BadInput("--hardware", "missing; a catalogued device, such as h100-sxm")
+        device = find_hardware(self.hardware)
+        replica = deploy(
+            load_shape(self.model), device, self.gpus, precision=self.precision, kv=self.kv, math=self.math,
+            peak=None if self.peak_tflops is None else self.peak_tflops * 1e12,
+        )  # fmt: skip
+        for field, value in (("--overhead-us", self.overhead_us), ("--skew", self.skew)):
+            if not 0 <= value < float("inf"):
+                raise BadInput(field, f"{value}; accepted: a number from 0")
+        reduce = None
+        if self.all_reduce is not None:
+            reduce = all_reduce_of(self.all_reduce, self.link_bandwidth(device), self.link_seconds())
+        return msgspec.structs.replace(replica, all_reduce=reduce, overhead=self.overhead_us * 1e-6, skew=self.skew)
+
+    def link_seconds(self) -> float:
+        if not 0 <= self.link_latency_us < float("inf"):
+            raise BadInput("--link-latency-us", f"{self.link_latency_us}; accepted: a number from 0")
+        return self.link_latency_us * 1e-6
+
+    def link_bandwidth(self, device: Hardware) -> float:
+        """B_link in bytes/s: as given, else of the device's own links."""
+        if self.link_gbs is not None:
+            if not 0 < self.link_gbs < float("inf"):
+                raise BadInput("--link-gbs", f"{self.link_gbs}; accepted: a number above 0")
+            return self.link_gbs * 1e9
+        if device.link is None:
+            raise BadInput("--link-gbs", f"{device.name} has no catalogued link; give its GB/s per direction")
+        return device.link.bandwidth
+
+    def step_time(self, replica: Replica) -> StepTime:
+        """The same deployment in exact mode."""
+        shape = replica.shape if self.precision is None else store_as(replica.shape, self.precision)
+        return StepTime(
+            shape, replica.hardware, Layout(self.gpus), math=replica.math, all_reduce=replica.all_reduce, skew=self.skew
+        )
+
+
+def heading(setup: Setup, replica: Replica) -> dict[str, Any]:
+    """What an answer is about, the same keys in every one."""
+    cached = {group.dtype_bytes for group in replica.shape.groups if group.kind != "state"}
+    return {
+        "model": replica.shape.name, "hardware": replica.hardware.name, "gpus": setup.gpus,
+        "precision": replica.precision, "kv_bytes_per_number": max(cached, default=0.0), "math": replica.math,
+        "mode": setup.mode, "kind": "bound",
+    }  # fmt: skip
+
+
+def step(setup: Setup, batch: int, context: int, mbu: float | None = None) -> dict[str, Any]:
+    """One decode step (B3). With `mbu` the bound's roof is divided by it and the answer is an estimate."""
+    replica = setup.replica()
+    cost = _step_cost(setup, replica, batch, context)
+    answer = heading(setup, replica)
+    seconds = cost.seconds
+    if mbu is not None:
+        share("--mbu", mbu)
+        apart = cost.terms["all_reduce"] + cost.terms["overhead"]
+        seconds, answer["kind"] = (cost.seconds - apart) / mbu + apart, "estimate"
+    return answer | {
+        "batch": batch, "context": context, "seconds": seconds, "tokens_per_second": batch / seconds,
+        "tokens_per_second_per_user": 1.0 / seconds, "tokens_per_second_per_gpu": batch / seconds / setup.gpus,
+        "binds": cost.binds, "largest_term": cost.largest, "terms": cost.terms,
+        "fits": batch <= _memory_batch(setup, replica, context), "notes": _notes(replica),
+    }  # fmt: skip
+
+
+def _step_cost(setup: Setup, replica: Replica, batch: int, context: int) -> StepCost:
+    if batch < 1:
+        raise BadInput("--batch", f"{batch}; accepted: a whole number from 1")
+    if setup.mode == "textbook":
+        return decode(replica, batch, context)
+    if context < 0:
+        raise BadInput("--context", f"{context}; accepted: a whole number from 0")
+    cost = setup.step_time(replica).explain(decode_step(replica.shape, batch, context))
+    extra = cost.terms["overhead"] + replica.overhead
+    return StepCost(cost.seconds + replica.overhead, cost.binds, cost.terms | {"overhead": extra})
+
+
+def _memory_batch(setup: Setup, replica: Replica, context: int, reserve: float = 0.0) -> int:
+    if setup.mode == "textbook":
+        return capacities.memory_batch(replica, context, reserve)
+    shape = setup.step_time(replica).shape
+    return capacities.exact_memory_batch(shape, replica.hardware.room, context, setup.gpus, reserve / setup.gpus)
+
+
+def _notes(replica: Replica) -> list[str]:
+    notes = []
+    if replica.pi == float("inf"):
+        notes.append(f"{replica.hardware.name} has no catalogued peak: arithmetic is left out, only memory is modelled")
+    if replica.hardware.measured:
+        notes.append(f"{replica.hardware.measured:.0%} of this bandwidth was measured on {replica.hardware.name}")
+    return notes
+
+
+def prefill_answer(setup: Setup, input_tokens: int, mfu: float, cached: int = 0) -> dict[str, Any]:
+    """Prefill of one prompt (B4): the part of TTFT that is not queueing."""
+    replica = setup.replica()
+    cost = prefill(replica, input_tokens, mfu, cached=cached)
+    return heading(setup, replica) | {
+        "kind": "bound" if mfu == 1 else "estimate", "input_tokens": input_tokens, "cached_tokens": cached, "mfu": mfu,
+        "seconds": cost.seconds, "tokens_per_second": (input_tokens - cached) / cost.seconds, "binds": cost.binds,
+        "terms": cost.terms,
+    }  # fmt: skip
+
+
+def frontier(setup: Setup, context: int, batches: list[int] | None = None, reserve_gb: float = 0.0) -> dict[str, Any]:
+    """Interactivity against throughput (B5)."""
+    replica = setup.replica()
+    curve = trace_frontier(replica, context, batches, reserve_gb * 1e9)
+    return heading(setup, replica) | {
+        "context": context, "knee": curve.knee, "critical_context": curve.critical_context, "ceiling": curve.ceiling,
+        "fits_batch": curve.fits, "points": msgspec.to_builtins(curve.points),
+    }  # fmt: skip
+
+
+def capacity(setup: Setup, context: int, tpot_ms: float | None = None, reserve_gb: float = 0.0) -> dict[str, Any]:
+    """How many sequences fit, and what limits them (B6)."""
+    if reserve_gb < 0:
+        raise BadInput("--reserve-gb", f"{reserve_gb}; accepted: a number from 0")
+    if context < 1:
+        raise BadInput("--context", f"{context}; accepted: a whole number from 1")
+    replica = setup.replica()
+    tpot = None if tpot_ms is None else tpot_ms * 1e-3
+    found = capacities.capacity(replica, context, tpot, reserve_gb * 1e9)
+    if setup.mode == "exact":
+        found = capacities.with_memory(found, _memory_batch(setup, replica, context, reserve_gb * 1e9))
+    answer = heading(setup, replica) | {"context": context, "tpot_ms": tpot_ms} | msgspec.to_builtins(found)
+    if found.batch:
+        cost = decode(replica, found.batch, context)
+        answer |= {"seconds": cost.seconds, "tokens_per_second": found.batch / cost.seconds}
+    return answer
+
+
+def tensor_parallel_answer(setup: Setup, degrees: list[int], batch: int, context: int) -> dict[str, Any]:
+    """The decode step at each tensor-parallel degree (B7), ring all-reduces unless another kind is named."""
+    if not degrees:
+        raise BadInput("--degrees", "accepted: whole numbers, like 1,2,4,8")
+    named = setup if setup.all_reduce else msgspec.structs.replace(setup, all_reduce="ring")
+    replica = msgspec.structs.replace(named, gpus=1).replica()
+    costs = tensor_parallel(replica, degrees, batch, context)
+    best = min(costs, key=lambda degree: costs[degree].seconds)
+    latency = setup.link_seconds()
+    return heading(setup, replica) | {
+        "gpus": None, "batch": batch, "context": context, "all_reduce": named.all_reduce,
+        "link_latency_us": setup.link_latency_us,
+        "message_bytes": batch * replica.shape.d_model * ACTIVATION_BYTES,
+        "seconds": {str(degree): cost.seconds for degree, cost in costs.items()},
+        "best_degree": best,
+        "best_degree_continuous": best_degree_continuous(replica, latency) if latency else None,
+        "binds": {str(degree): cost.binds for degree, cost in costs.items()},
+        "terms": {str(degree): cost.terms for degree, cost in costs.items()},
+        "fits": {str(n): replica.weights < n * replica.hardware.memory for n in costs},
+    }  # fmt: skip
+
+
+class Pricing(msgspec.Struct, frozen=True):
+    """Options of `cost` beside the set-up."""
+
+    batch: int | None = None
+    context: int = 4096
+    input_tokens: int = 2000
+    price: float | None = None
+    mfu: float = 0.5
+    cache_hit: float = 0.0
+    hit_cost: float = 0.0
+    utilisation: float = 1.0
+    tpot_ms: float | None = None
+
+
+def price_of(device: Hardware, given: float | None) -> tuple[float, str]:
+    """Dollars per GPU-hour and where the figure is from."""
+    if given is not None:
+        if not 0 <= given < float("inf"):
+            raise BadInput("--price", f"{given}; accepted: dollars per GPU-hour from 0")
+        return given, "given"
+    if device.price is None:
+        raise BadInput("--price", f"no price is catalogued for {device.name}; give dollars per GPU-hour")
+    known = device.price
+    return known.typical, f"typical of {known.low:g}-{known.high:g} $/GPU-h seen by {known.date}: {known.source}"
+
+
+def cost(setup: Setup, pricing: Pricing) -> dict[str, Any]:
+    """$/M input and output tokens (B9). Without a batch: the largest that fits (and meets the TPOT target)."""
+    replica = setup.replica()
+    price, source = price_of(replica.hardware, pricing.price)
+    tpot = None if pricing.tpot_ms is None else pricing.tpot_ms * 1e-3
+    found = capacities.capacity(replica, max(pricing.context, 1), tpot)
+    batch = found.batch if pricing.batch is None else pricing.batch
+    if batch < 1:
+        reason = "nothing fits in memory" if found.limited_by == "nothing fits" else f"{found.limited_by} allows none"
+        raise BadInput("--batch", f"no batch is possible at this context: {reason}; use more GPUs or fewer bytes")
+    found_cost = token_cost(
+        replica, batch, pricing.context, price, input_tokens=pricing.input_tokens, mfu=pricing.mfu,
+        hit_share=pricing.cache_hit, hit_cost=pricing.hit_cost, utilisation=pricing.utilisation,
+    )  # fmt: skip
+    cost_of_step = decode(replica, batch, pricing.context)
+    return heading(setup, replica) | {
+        "batch": batch, "context": pricing.context, "fits": batch <= found.memory_batch, "price_per_gpu_hour": price,
+        "price_source": source, "utilisation": pricing.utilisation, "mfu": pricing.mfu,
+        "cache_hit": pricing.cache_hit, "seconds": cost_of_step.seconds, "binds": cost_of_step.binds,
+        "terms": cost_of_step.terms, "ratio": found_cost.usd_per_million_output / found_cost.usd_per_million_input
+        if found_cost.usd_per_million_input else None,
+    } | msgspec.to_builtins(found_cost)  # fmt: skip
+
+
+def cost_table(setup: Setup, batches: list[int], pricing: Pricing) -> dict[str, Any]:
+    """The first text's table (weights only), and which batches' caches do not fit at the context."""
+    replica = setup.replica()
+    price, source = price_of(replica.hardware, pricing.price)
+    if not batches or min(batches) < 1:
+        raise BadInput("--batches", "accepted: whole numbers from 1, like 1,8,64,256")
+    rows = price_table(replica, batches, pricing.context, price, pricing.mfu)
+    free = capacities.free_bytes(replica)
+    return heading(setup, replica) | {
+        "context": pricing.context, "price_per_gpu_hour": price, "price_source": source, "mfu": pricing.mfu,
+        "weights_gb": replica.weights / 1e9, "memory_gb": setup.gpus * replica.hardware.memory / 1e9,
+        "free_gb": free / 1e9, "rows": msgspec.to_builtins(rows),
+    }  # fmt: skip
+
+
+def ratio(setup: Setup, batch: int, context: int, mfu: float = 0.5) -> dict[str, Any]:
+    """Output over input price (B9)."""
+    if batch < 1:
+        raise BadInput("--batch", f"{batch}; accepted: a whole number from 1")
+    if context < 0:
+        raise BadInput("--context", f"{context}; accepted: a whole number from 0")
+    replica = setup.replica()
+    if replica.pi == float("inf"):
+        raise BadInput("--peak-tflops", f"no peak is catalogued for {replica.hardware.name}; give its TFLOP/s")
+    whole = price_ratio(replica, batch, context, mfu)
+    weights = price_ratio(replica, batch, 0, mfu)
+    return heading(setup, replica) | {
+        "batch": batch, "context": context, "mfu": mfu, "ratio": whole, "weights_part": weights,
+        "cache_part": whole - weights,
+    }  # fmt: skip
+
+
+def levers(
+    setup: Setup, batch: int, input_tokens: int, output_tokens: int, draft: Draft, cache_hit: float
+) -> dict[str, Any]:
+    """Every lever on this deployment: which term, by how much (B11)."""
+    for field, value in (("--batch", batch), ("--input-tokens", input_tokens), ("--output-tokens", output_tokens)):
+        if value < 1:
+            raise BadInput(field, f"{value}; accepted: a whole number from 1")
+    if not 0 <= cache_hit <= 1:
+        raise BadInput("--cache-hit", f"{cache_hit}; accepted: from 0 to 1")
+    replica = setup.replica()
+    table = lever_table(replica, batch, input_tokens, output_tokens, draft, cache_hit)
+    return heading(setup, replica) | {
+        "batch": batch, "input_tokens": input_tokens, "output_tokens": output_tokens,
+        "levers": msgspec.to_builtins(table),
+    }  # fmt: skip

@@ -1,0 +1,97 @@
+"""`headway plan explain`: where a step's time goes, what binds, what would help, and what would bind then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headway.plan.commands import Setup, heading, step
+from headway.roofline.capacity import Capacity, capacity
+from headway.roofline.frontier import critical_context, knee
+from headway.roofline.textbook import Replica, decode, deploy
+
+
+def explain(setup: Setup, batch: int | None, context: int, tpot_ms: float | None = None) -> dict[str, Any]:
+    """A waterfall of the step, its binding constraint, and the effect of one change at a time.
+
+    Each sensitivity gives tokens/s and the largest batch relative to now, at the batch then possible, and the limit
+    that holds then. Without a batch: the largest possible.
+    """
+    replica = setup.replica()
+    tpot = None if tpot_ms is None else tpot_ms * 1e-3
+    now = capacity(replica, max(1, context), tpot)
+    chosen = batch if batch is not None else max(1, now.batch)
+    answer = step(setup, chosen, context)
+    total = answer["seconds"]
+    return heading(setup, replica) | {
+        "batch": chosen, "context": context, "tpot_ms": tpot_ms, "seconds": total, "binds": answer["binds"],
+        "largest_term": answer["largest_term"], "largest_share": answer["terms"][answer["largest_term"]] / total,
+        "terms": answer["terms"], "tokens_per_second": chosen / total, "fits": answer["fits"],
+        "capacity": now.batch, "limited_by": now.limited_by,
+        "knee": knee(replica), "critical_context": critical_context(replica),
+        "next_limits": _next_limits(replica, now, chosen, context),
+        "sensitivities": [_sensitivity(name, replica, after, now, context, tpot) for name, after in _changes(replica)],
+        "notes": answer["notes"],
+    }  # fmt: skip
+
+
+def _changes(replica: Replica) -> list[tuple[str, Replica]]:
+    """One change at a time, each a deployment of its own."""
+    device = replica.hardware
+
+    def on(**figures: Any) -> Replica:
+        return msgspec.structs.replace(replica, hardware=msgspec.structs.replace(device, **figures))
+
+    changes = []
+    if any(group.kind != "state" and group.dtype_bytes > 1 for group in replica.shape.groups):
+        changes.append(("8-bit KV cache", msgspec.structs.replace(replica, shape=replica.shape.with_kv_bytes(1.0))))
+    for name, width in (("8-bit weights", "fp8"), ("4-bit weights", "int4")):
+        if {"fp8": 1.0, "int4": 0.5}[width] < 0.9 * replica.weight_width:
+            narrow = deploy(replica.shape, device, replica.gpus, precision=width)
+            kept = {"all_reduce": replica.all_reduce, "overhead": replica.overhead, "skew": replica.skew}
+            changes.append((name, msgspec.structs.replace(narrow, **kept)))
+    changes += [
+        ("memory bandwidth +10 %", on(bandwidth=device.bandwidth * 1.1)),
+        ("memory size +10 %", on(memory=device.memory * 1.1)),
+        ("arithmetic +10 %", msgspec.structs.replace(replica, pi=replica.pi * 1.1)),
+        ("twice the GPUs", msgspec.structs.replace(replica, gpus=2 * replica.gpus)),
+    ]
+    return changes
+
+
+def _sensitivity(
+    name: str, before: Replica, after: Replica, now: Capacity, context: int, tpot: float | None
+) -> dict[str, Any]:
+    """Effect at the largest batch each deployment allows: what an operator would gain."""
+    then = capacity(after, max(1, context), tpot)
+    old, new = _rate(before, now.batch, context), _rate(after, then.batch, context)
+    return {
+        "change": name, "throughput": new / old if old else None, "tokens_per_second": new,
+        "batch": then.batch / now.batch if now.batch else None, "capacity": then.batch,
+        "then_limited_by": then.limited_by,
+    }  # fmt: skip
+
+
+def _rate(replica: Replica, batch: int, context: int) -> float:
+    return batch / decode(replica, batch, context).seconds if batch else 0.0
+
+
+def _next_limits(replica: Replica, now: Capacity, batch: int, context: int) -> list[str]:
+    """What holds after the present limit, in words with figures."""
+    lines = []
+    limits = {"memory": now.memory_batch, "tpot-memory": now.tpot_memory_batch, "tpot-compute": now.tpot_compute_batch}
+    for name, value in sorted(((n, v) for n, v in limits.items() if v is not None), key=lambda item: item[1]):
+        if value > now.batch:
+            lines.append(f"{name} at batch {value}")
+    critical, corner = critical_context(replica), knee(replica)
+    if critical is not None and context < critical and corner is not None:
+        lines.append(f"arithmetic past batch {corner:.0f} (the knee), for contexts below {critical:.0f} tokens")
+    elif critical is not None:
+        lines.append(
+            f"no batch is compute-bound at this context (critical context {critical:.0f} tokens): "
+            "fewer cache bytes raise the ceiling, more batch only creeps towards it"
+        )
+    if batch > now.memory_batch:
+        lines.append(f"batch {batch} needs more memory than there is: {now.memory_batch} fit")
+    return lines

@@ -1,0 +1,72 @@
+"""Options of `headway plan search` as users write them, turned into traffic, targets, devices and prices."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from headway.core.errors import BadInput
+from headway.plan.traffic import Target, Traffic, from_trace
+from headway.roofline.hardware import Hardware, find_hardware, hardware_catalogue
+
+UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def traffic(
+    trace: Path | None, rate: float | None, input_tokens: float, output_tokens: float, cache_hit: float | None
+) -> Traffic:
+    """Traffic by hand, or a trace's with the given figures in place of its own."""
+    if trace is not None:
+        read = from_trace(trace, rate)
+        return read if cache_hit is None else msgspec.structs.replace(read, cache_hit=cache_hit)
+    if rate is None:
+        raise BadInput("--rate", "missing; give requests per second, or a --trace")
+    return Traffic(rate, input_tokens, output_tokens, cache_hit or 0.0)
+
+
+def target(ttft_ms: float | None, tpot_ms: float | None, slo: str | None, percentile: float) -> Target:
+    """Targets from single options and from `ttft=1s,tpot=50ms`; the single options win."""
+    seconds = _slo(slo) if slo else {}
+    if ttft_ms is not None:
+        seconds["ttft"] = ttft_ms * 1e-3
+    if tpot_ms is not None:
+        seconds["tpot"] = tpot_ms * 1e-3
+    return Target(seconds.get("ttft"), seconds.get("tpot"), percentile / 100)
+
+
+def _slo(text: str) -> dict[str, float]:
+    found = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(ttft|tpot)\s*=\s*([0-9.]+)\s*(us|ms|s)\s*", part)
+        if match is None:
+            raise BadInput("--slo", f"{part.strip()!r}; accepted: ttft or tpot with a unit, like ttft=1s,tpot=50ms")
+        found[match[1]] = float(match[2]) * UNITS[match[3]]
+    return found
+
+
+def devices(text: str) -> tuple[Hardware, ...]:
+    """Catalogued devices by name; `all` = every one that has a price and a peak."""
+    if text == "all":
+        return tuple(
+            device for device in hardware_catalogue().values()
+            if device.price and device.peaks and device.name != "h100-rounded-1e15"
+        )  # fmt: skip
+    found = {device.name: device for device in (find_hardware(name.strip()) for name in text.split(","))}
+    return tuple(found.values())
+
+
+def prices(text: str | None) -> dict[str, float]:
+    """`h100-sxm=2,b200=4` as dollars per GPU-hour by catalogued name."""
+    found = {}
+    for part in text.split(",") if text else ():
+        name, _, price = part.partition("=")
+        try:
+            value = float(price)
+        except ValueError:
+            raise BadInput("--prices", f"{part!r}; accepted: device=dollars, like h100-sxm=2") from None
+        if not 0 <= value < float("inf"):
+            raise BadInput("--prices", f"{part!r}; accepted: dollars per GPU-hour from 0")
+        found[find_hardware(name.strip(), "--prices").name] = value
+    return found

@@ -1,0 +1,147 @@
+"""`ModelShape` from a GGUF header: metadata and the list of tensors, as plain dicts (the file is read elsewhere).
+
+Parameters and bytes are summed over the tensors themselves, each in the type it is stored in, so a "Q4_K_M" file is
+priced as the mixture of types it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from headway.core.errors import BadInput
+from headway.roofline.shape import STORED_BYTES, ByRole, KVGroup, ModelShape, MoE
+
+# bytes per number of the block types GGUF adds to those in `STORED_BYTES` (block bytes / numbers, ggml-common.h)
+GGUF_BYTES = STORED_BYTES | {
+    "f32": 4.0, "f16": 2.0, "q8_1": 36 / 32, "q8_k": 292 / 256, "mxfp4": 17 / 32, "iq4_nl": 18 / 32,
+    "iq4_xs": 136 / 256, "iq3_s": 110 / 256, "iq3_xxs": 98 / 256, "iq2_s": 82 / 256, "iq2_xs": 74 / 256,
+    "iq2_xxs": 66 / 256, "iq1_m": 56 / 256, "iq1_s": 50 / 256, "tq1_0": 54 / 256, "tq2_0": 66 / 256,
+}  # fmt: skip
+NORMS = ("_norm", "output_norm", "rope_freqs", "sinks")
+WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}  # a full layer after every so many; other archs: all windows
+
+
+def shape_from_gguf(
+    metadata: Mapping[str, Any], tensors: Mapping[str, tuple[Sequence[int], str]], name: str = ""
+) -> ModelShape:
+    """The shape of the model in a GGUF file.
+
+    Args:
+        metadata: header values by key.
+        tensors: name -> (shape, type name such as "q4_0"), any order of dimensions.
+
+    Raises:
+        BadInput: not a decoder, a key is missing, or its layers keep recurrent states (not readable from the header).
+    """
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise BadInput("general.architecture", "missing; a GGUF language model names its architecture")
+
+    def number(key: str, default: int | None = None) -> int:
+        value = metadata.get(f"{architecture}.{key}", default)
+        if isinstance(value, list) and value:
+            value = max(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise BadInput(f"{architecture}.{key}", f"{value!r}; accepted: a whole number from 1")
+        return value
+
+    if any(key.startswith(f"{architecture}.ssm.") for key in metadata):
+        raise BadInput("general.architecture", f"{architecture!r} has recurrent layers; plan it from its config.json")
+    layers, d, heads = number("block_count"), number("embedding_length"), number("attention.head_count")
+    head = number("attention.key_length", max(1, d // heads))
+    params, stored = _sums(tensors)
+    tied = params.head == 0
+    experts = metadata.get(f"{architecture}.expert_count") or 0
+    latent = f"{architecture}.attention.kv_lora_rank" in metadata
+    groups = _groups(architecture, metadata, number, layers, heads, head)
+    return ModelShape(
+        name=name or str(metadata.get("general.name") or architecture), family=architecture, layers=layers, d_model=d,
+        vocab=_vocabulary(metadata, tensors), heads=heads,
+        kv_heads=1 if latent else number("attention.head_count_kv", heads),
+        head_width=head, params=params, stored=stored, groups=groups, tied=tied,
+        moe=_moe(params, tensors, experts, number) if experts else None,
+        context=number("context_length", 1), weight_format=_commonest(tensors),
+    )  # fmt: skip
+
+
+def role_of(name: str) -> str:
+    """What a tensor does, by its GGUF name."""
+    if name.startswith("token_embd."):
+        return "embed"
+    if name.startswith("output."):
+        return "head"
+    if any(part in name for part in NORMS):
+        return "norm"
+    if "_shexp" in name:
+        return "shared"
+    if "_exps" in name:
+        return "experts"
+    if "ffn_gate_inp" in name or "exp_probs" in name:
+        return "router"
+    return "mlp" if ".ffn_" in name else "attention"
+
+
+def _sums(tensors: Mapping[str, tuple[Sequence[int], str]]) -> tuple[ByRole, ByRole]:
+    params: dict[str, float] = {}
+    stored: dict[str, float] = {}
+    for name, (shape, kind) in tensors.items():
+        if kind.lower() not in GGUF_BYTES:
+            raise BadInput(f"tensor {name}", f"stored as {kind}; accepted: {', '.join(sorted(GGUF_BYTES))}")
+        role, numel = role_of(name), prod(shape)
+        params[role] = params.get(role, 0) + numel
+        stored[role] = stored.get(role, 0) + numel * GGUF_BYTES[kind.lower()]
+    if "embed" not in params:
+        raise BadInput("token_embd.weight", "missing; a GGUF language model has it")
+    return ByRole(**params), ByRole(**stored)
+
+
+def _vocabulary(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[Sequence[int], str]]) -> int:
+    shape = tensors["token_embd.weight"][0]
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    return len(tokens) if isinstance(tokens, list) else max(shape)
+
+
+def _commonest(tensors: Mapping[str, tuple[Sequence[int], str]]) -> str:
+    numbers: dict[str, int] = {}
+    for shape, kind in tensors.values():
+        numbers[kind.lower()] = numbers.get(kind.lower(), 0) + prod(shape)
+    most = max(numbers, key=lambda kind: numbers[kind])
+    return {"f16": "fp16", "f32": "fp32"}.get(most, most)
+
+
+def _groups(
+    architecture: str, metadata: Mapping[str, Any], number: Any, layers: int, heads: int, head: int
+) -> tuple[KVGroup, ...]:
+    value = number("attention.value_length", head)
+    every = tuple(range(layers))
+    if f"{architecture}.attention.kv_lora_rank" in metadata:
+        rank, rope = number("attention.kv_lora_rank"), number("rope.dimension_count")
+        wide, narrow = number("attention.key_length_mla", head), number("attention.value_length_mla", value)
+        return (KVGroup(
+            "latent", every, 1, rank + rope, 0, decode_flops=2.0 * heads * (2 * rank + rope),
+            prefill_flops=2.0 * heads * (wide + narrow),
+        ),)  # fmt: skip
+    flops = 2.0 * heads * (head + value)
+    kv_heads = number("attention.head_count_kv", heads)
+    window = metadata.get(f"{architecture}.attention.sliding_window")
+    if not window:
+        return (KVGroup("full", every, kv_heads, head, value, decode_flops=flops, prefill_flops=flops),)
+    period = WINDOW_EVERY.get(architecture, 0)
+    full = tuple(layer for layer in every if period and (layer + 1) % period == 0)
+    windowed = tuple(layer for layer in every if layer not in full)
+    groups = [
+        KVGroup("window", windowed, kv_heads, head, value, window=number("attention.sliding_window"),
+                decode_flops=flops, prefill_flops=flops)
+    ]  # fmt: skip
+    if full:
+        groups.append(KVGroup("full", full, kv_heads, head, value, decode_flops=flops, prefill_flops=flops))
+    return tuple(groups)
+
+
+def _moe(params: ByRole, tensors: Mapping[str, tuple[Sequence[int], str]], experts: int, number: Any) -> MoE:
+    sparse = sum(1 for name in tensors if name.endswith("ffn_down_exps.weight"))
+    if not sparse:
+        raise BadInput("expert_count", f"{experts} experts but no ffn_down_exps tensor")
+    return MoE(sparse, experts, number("expert_used_count"), int(params.experts) // (sparse * experts))
