@@ -201,6 +201,18 @@ class TestFork:
         child.adopt(hit)
         assert len(child.copy_partial(parent, 15)) == 1
 
+    def test_continues_the_chain_of_names_though_it_never_named_the_shared_blocks(self) -> None:
+        cache = cache_of((9, None))
+        parent = computed(cache, PROMPT)
+        child = BlockTable(cache)
+        hit = parent.forkable(17)
+        assert hit is not None
+        child.adopt(hit)
+        child.copy_partial(parent, 17)
+        answer = [*PROMPT, 7, 8]
+        child.seal(answer, 20)
+        assert BlockTable(cache).lookup([*answer, 9]).blocks[0] == list(child.ids()[0])
+
     def test_is_refused_once_the_parent_has_moved_its_window_on(self) -> None:
         cache = cache_of((9, 6))
         parent = computed(cache, PROMPT)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headway.core.clock import VirtualClock
+from headway.core.clock import VirtualClock, to_ps
 from headway.core.errors import BadInput, Rejected
 from headway.core.event_file import EventFileError, EventWriter
 from headway.core.events import EventLog
@@ -91,7 +91,8 @@ def turn(scheduler: Scheduler, executor: SimulatedExecutor, clock: VirtualClock,
     if plan.empty:
         scheduler.take_outputs()
         return
-    if then == "run" and scheduler.horizon() > 1:
+    deadline = scheduler.next_deadline
+    if then == "run" and scheduler.horizon() > 1 and (deadline is None or deadline > clock.now() + to_ps(0.01)):
         steps = min(4, scheduler.horizon())
         executor.collect(executor.submit(plan))
         times = [clock.now() + index for index in range(steps)]

@@ -81,9 +81,12 @@ class BlockTable:
 
     def name_blocks(self, tokens: Sequence[int], count: int) -> list[bytes]:
         """Names of the first `count` full blocks of `tokens`. Each is computed once."""
+        self._extend_names(tokens, count)
+        return self.names[:count]
+
+    def _extend_names(self, tokens: Sequence[int], count: int) -> None:
         for index in range(len(self.names), count):
             self._name(index, self._payload(tokens, index))
-        return self.names[:count]
 
     def _payload(self, tokens: Sequence[int], index: int) -> bytes:
         size = self._cache.block_size
@@ -139,6 +142,7 @@ class BlockTable:
         full = computed // cache.block_size
         if full <= self.sealed:
             return
+        self._extend_names(tokens, self.sealed)  # a forked table shares blocks that it never had to name
         for index in range(self.sealed, full):
             payload = self._payload(tokens, index)
             name, parent = self._name(index, payload)

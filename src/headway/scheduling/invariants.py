@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 
 from headway.cache.kv import KVCache
+from headway.cache.table import BlockTable
 from headway.core.step import StepPlan
 from headway.scheduling.row import Place
 from headway.scheduling.scheduler import Scheduler
@@ -82,20 +83,19 @@ def check_counters(state: State) -> None:
         assert len(request.tokens) < request.max_len, f"law: a request at max_len has ended ({row})"
         assert request.computed <= table.capacity, f"law: what is computed has a block ({row})"
         assert table.sealed <= request.computed // cache.block_size, f"law: only full blocks are sealed ({row})"
+        names = BlockTable(cache, request.tenant, request.adapter).name_blocks(
+            request.tokens, len(request.tokens) // cache.block_size
+        )
         for group, blocks in enumerate(table.blocks):
             first = table.first[group]
             assert first <= cache.first_needed(group, request.computed), f"law: what will be read is held ({row})"
             assert all(block == -1 for block in blocks[:first]), f"law: what is trimmed is gone ({row})"
             assert all(block >= 0 for block in blocks[first:]), f"law: what is held is a block ({row})"
             assert table.held(group) <= cache.holding(group, request.max_len - 1), f"law: holding is a bound ({row})"
-            names = table.name_blocks(request.tokens, table.sealed)
             for index in range(first, table.sealed):
                 name = cache.pools[group].names[blocks[index]]
                 assert name in (None, names[index]), f"law: a sealed block has its own name or none ({row})"
-        for index, name in enumerate(table.names[: table.sealed]):
-            part = request.tokens[index * cache.block_size : (index + 1) * cache.block_size]
-            known = cache.known.get(name)
-            assert known is None or known.payload == cache.hasher.pack(part), f"law: equal names, equal tokens ({row})"
+        assert table.names == names[: len(table.names)], f"law: names follow from tokens ({row})"
 
 
 def check_reserves(state: State) -> None:
