@@ -98,7 +98,8 @@ struct Kernels {
   void (*normalise)(Partial total, int row, int value_width, int out_width, float* out);
 
   double (*probe_read)(const uint8_t* data, size_t bytes);  // sums memory; returns something that depends on it
-  void (*probe_dot)(int kind, long rounds);                 // 0 fp32, 1 bf16, 2 int8: 12 independent chains
+  // 12 independent chains of multiply-adds; kind 0 fp32, 1 bf16, 2 int8; opaque must be 1.
+  double (*probe_dot)(int kind, long rounds, int opaque);
   int probe_lanes;                                          // multiply-adds of one fp32 instruction
 };
 

@@ -24,40 +24,36 @@ double probe_read(const uint8_t* data, size_t bytes) {
   return total;
 }
 
-void probe_dot(int kind, long rounds) {
+template <class Number, class Multiply, class Add>
+HW_INLINE Number probe_chains(Number x, long rounds, Multiply multiply, Add add) {
   constexpr int CHAINS = 12;
-  // The operands are opaque to the compiler, which would otherwise compute the sums at compile time or not at all.
-  if (kind == 0) {
-    Simd::F sums[CHAINS], x = Simd::set1(1.0f);
-    for (Simd::F& sum : sums) sum = Simd::zero();
-    for (long i = 0; i < rounds; ++i) {
-      asm volatile("" : : "r"(&x) : "memory");
+  Number sums[CHAINS];
+  sums[0] = x;
 #pragma GCC unroll 12
-      for (int c = 0; c < CHAINS; ++c) sums[c] = Simd::fma(x, x, sums[c]);
-    }
-    for (Simd::F& sum : sums) asm volatile("" : : "r"(&sum) : "memory");
-    return;
-  }
-  Simd::I x = Simd::set1_i(0x01010101);
-  if (kind == 1) {
-    Simd::F sums[CHAINS];
-    for (Simd::F& sum : sums) sum = Simd::zero();
-    for (long i = 0; i < rounds; ++i) {
-      asm volatile("" : : "r"(&x) : "memory");
-#pragma GCC unroll 12
-      for (int c = 0; c < CHAINS; ++c) sums[c] = Simd::dot_bf16(sums[c], x, x);
-    }
-    for (Simd::F& sum : sums) asm volatile("" : : "r"(&sum) : "memory");
-    return;
-  }
-  Simd::I sums[CHAINS];
-  for (Simd::I& sum : sums) sum = Simd::zero_i();
+  for (int c = 1; c < CHAINS; ++c) sums[c] = add(sums[c - 1], x);  // all different, or one chain would do for all
   for (long i = 0; i < rounds; ++i) {
-    asm volatile("" : : "r"(&x) : "memory");
 #pragma GCC unroll 12
-    for (int c = 0; c < CHAINS; ++c) sums[c] = Simd::dot4(sums[c], x, x);
+    for (int c = 0; c < CHAINS; ++c) sums[c] = multiply(sums[c], x);
   }
-  for (Simd::I& sum : sums) asm volatile("" : : "r"(&sum) : "memory");
+#pragma GCC unroll 12
+  for (int c = 1; c < CHAINS; ++c) sums[0] = add(sums[0], sums[c]);
+  return sums[0];
+}
+
+// `opaque` is 1 and unknown to the compiler, which can neither compute the sums nor leave them out.
+double probe_dot(int kind, long rounds, int opaque) {
+  const auto add = [](Simd::F a, Simd::F b) { return Simd::add(a, b); };
+  const Simd::F x = Simd::set1((float)opaque);
+  const Simd::I bytes = Simd::set1_i(opaque * 0x01010101);
+  if (kind == 0) {
+    return Simd::sum(probe_chains(x, rounds, [](Simd::F sum, Simd::F y) { return Simd::fma(y, y, sum); }, add));
+  }
+  if (kind == 1) {
+    const auto multiply = [&](Simd::F sum, Simd::F) { return Simd::dot_bf16(sum, bytes, bytes); };
+    return Simd::sum(probe_chains(x, rounds, multiply, add));
+  }
+  return Simd::sum_i(probe_chains(bytes, rounds, [](Simd::I sum, Simd::I y) { return Simd::dot4(sum, y, y); },
+                                  [](Simd::I a, Simd::I b) { return Simd::add_i(a, b); }));
 }
 
 constexpr Kernels table(const char* name) {

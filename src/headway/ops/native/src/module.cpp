@@ -83,10 +83,12 @@ double probe_compute(Engine& engine, const std::string& kind, double seconds) {
   constexpr long ROUNDS = 100000;
   const double per_round = 12.0 * 2 * engine.kernels.probe_lanes * (1 << number);
   long done = 0;
+  std::atomic<double> sink{0};
+  volatile int opaque = 1;
   const auto start = std::chrono::steady_clock::now();
   double elapsed = 0;
   for (; elapsed < seconds; ++done) {
-    engine.team.for_each(engine.team.threads() * 4, [&](int) { engine.kernels.probe_dot(number, ROUNDS); });
+    engine.team.for_each(engine.team.threads() * 4, [&](int) { sink = engine.kernels.probe_dot(number, ROUNDS, opaque); });
     elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
   return (double)done * engine.team.threads() * 4 * ROUNDS * per_round / elapsed;

@@ -63,15 +63,22 @@ struct Simd {
   HW_INLINE I high_nibbles(I a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
 
   // acc[lane] += sum of 4 products weight (unsigned) * activation (signed)
-  HW_INLINE I dot8(I acc, I weights, I activations) { return _mm512_dpbusd_epi32(acc, weights, activations); }
-  HW_INLINE I dot4(I acc, I weights, I activations) { return _mm512_dpbusd_epi32(acc, weights, activations); }
+  // As assembly, because GCC 12 copies the accumulators of the intrinsic around, and then runs out of registers.
+  HW_INLINE I dot8(I acc, I weights, I activations) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(weights), "v"(activations));
+    return acc;
+  }
+  HW_INLINE I dot4(I acc, I weights, I activations) { return dot8(acc, weights, activations); }
 
   // Pairs of bfloat16 in each lane.
   HW_INLINE F even_bf16(I a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
   HW_INLINE F odd_bf16(I a) { return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32((int)0xffff0000))); }
   HW_INLINE I even_only(I a) { return _mm512_and_si512(a, _mm512_set1_epi32(0xffff)); }
 #if defined(__AVX512BF16__)
-  HW_INLINE F dot_bf16(F acc, I a, I b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }
+  HW_INLINE F dot_bf16(F acc, I a, I b) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+    return acc;
+  }
   HW_INLINE void store_bf16(uint16_t* p, F a) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a)); }
 #else
   HW_INLINE F dot_bf16(F acc, I a, I b) { return fma(odd_bf16(a), odd_bf16(b), fma(even_bf16(a), even_bf16(b), acc)); }

@@ -1,0 +1,90 @@
+"""Packing: what the file says is what the kernels get."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.ops.native.harness import blocks, matrix, random
+
+from headway.core.errors import BadInput, ModelFileError
+from headway.ops import native
+from headway.ops.native.backend import NativeBackend
+from headway.ops.weight import Weight
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+
+
+@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_1"])
+@pytest.mark.parametrize("shape", [(1, 32), (33, 64), (31, 576), (96, 160)])
+def test_block_formats_are_imported_bit_by_bit(format: str, shape: tuple[int, int]) -> None:
+    weight = blocks(*shape, format)
+    np.testing.assert_array_equal(NativeBackend(threads=2).prepare(weight).unpack(), weight.dequantise())
+
+
+@pytest.mark.parametrize("format", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("shape", [(1, 1), (33, 7), (64, 130)])
+def test_16_and_32_bit_weights_keep_every_bit(format: str, shape: tuple[int, int]) -> None:
+    weight = matrix(random(*shape) * 10.0 ** np.arange(shape[1]).clip(0, 4), format)
+    np.testing.assert_array_equal(NativeBackend(threads=2).prepare(weight).unpack(), weight.dequantise())
+
+
+SIZES = [1e-30, 1e-6, 1.0, 1e30]
+
+
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("size", SIZES)
+def test_int8_at_load_errs_by_half_a_step_of_its_group(group: int, size: float) -> None:
+    w = random(40, 200) * np.float32(size)
+    w[3, :32] = 0
+    got = NativeBackend(threads=2, weights="int8", group=group).prepare(matrix(w)).unpack()
+    for start in range(0, 200, group):
+        part, back = w[:, start : start + group], got[:, start : start + group]
+        step = np.abs(part).max(axis=1, keepdims=True) / 127
+        # A float16 scale may be off by 2^-11, so the largest number by 127 times that.
+        assert (np.abs(part - back) <= (0.501 + 127 * 2.0**-11) * step).all()
+    np.testing.assert_array_equal(got[3, :32], 0)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("size", SIZES)
+def test_int4_at_load_errs_less_than_rounding_to_the_largest(group: int, size: float) -> None:
+    w = random(40, 200) * np.float32(size)
+    got = NativeBackend(threads=2, weights="int4", group=group).prepare(matrix(w)).unpack()
+    for start in range(0, 200, group):
+        part = w[:, start : start + group].astype(np.float64)
+        step = np.abs(part).max(axis=1, keepdims=True) / 7
+        plain = np.rint(part / step) * step
+        error = ((got[:, start : start + group] - part) ** 2).sum(axis=1)
+        assert error.sum() < 0.95 * ((plain - part) ** 2).sum()
+
+
+def test_tables_stay_at_eight_bits() -> None:
+    backend, w = NativeBackend(threads=1, weights="int4"), random(64, 128)
+    assert backend.prepare(matrix(w, name="token_embd.weight")).nbytes > 1.8 * backend.prepare(matrix(w)).nbytes
+
+
+def test_bytes_held_are_counted() -> None:
+    backend = NativeBackend(threads=1)
+    backend.prepare(blocks(64, 64, "q4_0"))
+    assert backend.weight_bytes == 64 * 64 // 32 * 18
+
+
+@pytest.mark.parametrize(
+    ("weight", "fault"),
+    [
+        (Weight("w", (2, 32), "q8_0", np.zeros(67, np.uint8)), "tensor w: .*length"),
+        (Weight("w", (2, 33), "q4_0", np.zeros(36, np.uint8)), "tensor w: .*multiple of 32"),
+        (matrix(np.full((2, 32), np.inf)), "infinite"),
+    ],
+)
+def test_a_broken_weight_is_refused_by_name(weight: Weight, fault: str) -> None:
+    with pytest.raises(ModelFileError, match=fault):
+        NativeBackend(threads=1, weights="int8").prepare(weight)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"weights": "int2"}, {"group": 48}, {"kv_dtype": "f16"}, {"threads": 0}, {"kernels": "abacus"}]
+)
+def test_arguments_out_of_range_are_refused_by_name(arguments: dict[str, object]) -> None:
+    with pytest.raises(BadInput, match=next(iter(arguments))):
+        NativeBackend(**arguments)  # type: ignore[arg-type]
