@@ -21,10 +21,9 @@ SERVER = str(Path(__file__).with_name("mock_server.py"))
 class Server:
     """A running server process."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, SERVER, json.dumps(options)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+    def __init__(self, options: dict[str, Any] | None = None, command: list[str] | None = None) -> None:
+        command = command or [sys.executable, SERVER, json.dumps(options or {})]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines: list[str] = []
         self.port = 0
         assert self.process.stdout is not None
@@ -34,16 +33,17 @@ class Server:
             if found:
                 self.port = int(found.group(1))
                 break
+        assert self.port, "\n".join(self.lines)
         self.url = f"http://127.0.0.1:{self.port}"
         self.key = ""
 
     def client(self, **options: Any) -> httpx.Client:
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, **options)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30, verify=False, **options)
 
     def async_client(self, **options: Any) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        return httpx.AsyncClient(base_url=self.url, timeout=60, limits=limits, **options)
+        return httpx.AsyncClient(base_url=self.url, timeout=60, limits=limits, verify=False, **options)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         with self.client() as client:
@@ -112,3 +112,28 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
     blocks = [block for block in response.content.decode().split("\n\n") if block and not block.startswith(":")]
     assert blocks[-1] == "data: [DONE]"
     return [json.loads(block.removeprefix("data: ")) for block in blocks[:-1]]
+
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`headway serve` on a two-layer random model with a byte-level tokenizer: nothing is faked."""
+    from tests.model.checkpoints import make
+    from tests.text.small_tokenizers import train_byte_level
+
+    folder = tmp_path_factory.mktemp("tiny")
+    tokenizer = train_byte_level()
+    eos = tokenizer.token_to_id("<|im_end|>")
+    size = tokenizer.get_vocab_size()
+    make(folder, vocab_size=size, max_position_embeddings=1024, bos_token_id=None, eos_token_id=eos)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML, "eos_token": "<|im_end|>"}))
+    command = [sys.executable, "-m", "headway", "serve", str(folder), "--port", "0", "--kv-cache-gib", "0.01"]
+    server = Server(command=[*command, "--served-model-name", "tiny", "--max-rows", "16"])
+    yield server
+    server.kill()

@@ -18,7 +18,6 @@ from headway.core.events import EventLog
 from headway.core.request import SamplingParams
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult, TokenLogprobs
 from headway.engine.loop import EngineLoop
-from headway.executor.protocol import Executor
 from headway.scheduling.scheduler import Scheduler
 
 EOS, IM_START, IM_END = 256, 257, 258
@@ -150,7 +149,6 @@ def engine(
     max_rows: int = 32,
     context: int = CONTEXT,
     seconds: float = 0.0,
-    wrap: Callable[[Executor], Executor] = lambda executor: executor,
 ) -> EngineLoop:
     """The real loop and scheduler over a scripted executor."""
     limits = Capabilities(
@@ -163,9 +161,8 @@ def engine(
     )
     return EngineLoop(
         Scheduler(limits, key=b"k" * 32, log=EventLog(*subscribers)),
-        wrap(ScriptedExecutor(limits, seconds)),
+        ScriptedExecutor(limits, seconds),
         WallClock(time.perf_counter_ns),
-        VOCAB,
         VOCAB,
         ByteTokenizer(),  # type: ignore[arg-type]
         eos_ids=(EOS,),

@@ -24,6 +24,7 @@ from headway.serve.errors import ApiError
 MAX_CONNECTIONS = 4096
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 32 << 10
+MAX_DISCARDED = 64 << 20  # bytes of a body that go on coming after it was refused; a client reads the answer after them
 MAX_PIPELINED = 16  # requests a connection may send ahead
 HEADER_SECONDS = 20.0  # from the first byte of a request (or from connecting) to the end of its headers
 BODY_SECONDS = 120.0
@@ -56,6 +57,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._header_bytes = 0
         self._in_headers = True
+        self._in_body = False
+        self._discarded = 0
         self._deadline: asyncio.TimerHandle | None = None
         self._cycles: list[Any] = []
 
@@ -77,6 +80,12 @@ class GuardedProtocol(HttpToolsProtocol):
                 return
             self._header_bytes += len(data)
             self._arm()
+        elif self._in_body and self.cycle.response_complete:  # refused early, and still sending
+            self._discarded += len(data)
+            self._arm()
+            if self._discarded > MAX_DISCARDED:
+                self.transport.close()
+                return
         super().data_received(data)
 
     def on_message_begin(self) -> None:
@@ -85,7 +94,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
-        self._header_bytes = 0
+        self._in_body = True
+        self._header_bytes = self._discarded = 0
         self._disarm()
         super().on_headers_complete()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
@@ -104,6 +114,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_headers = True
+        self._in_body = False
+        self._disarm()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -193,14 +205,14 @@ class BodyBudget:
             raise self._too_large()
         if len(piece) > self._left:
             problem = "too many large requests at once; try again"
-            raise ApiError(503, problem, code="overloaded", headers={"connection": "close"})
+            raise ApiError(503, problem, code="overloaded")
         self._left -= len(piece)
         body += piece
         return bool(message.get("more_body"))
 
     def _too_large(self) -> ApiError:
         problem = f"the body is larger than {self._most} bytes"
-        return ApiError(413, problem, code="body_too_large", headers={"connection": "close"})
+        return ApiError(413, problem, code="body_too_large")
 
 
 def _check_type(headers: Headers) -> None:

@@ -152,11 +152,6 @@ class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
             raise BadInput("top_logprobs", "only allowed with logprobs=true")
         return _logprobs("top_logprobs", self.top_logprobs or 0) if self.logprobs else None
 
-    def check(self) -> None:
-        super().check()
-        if not 0 < len(self.messages) <= MAX_MESSAGES:
-            raise BadInput("messages", f"give 1 to {MAX_MESSAGES} messages")
-
 
 class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/completions: `prompt` is a text, a list of token ids, or a list of either."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from headway.core.errors import BadInput
 from headway.serve.errors import ApiError
-from headway.serve.openai import Message
+from headway.serve.openai import MAX_MESSAGES, Message
 
 ROLES = ("system", "developer", "user", "assistant")
 
@@ -103,6 +103,8 @@ class PromptReader:
         self.max_model_len = max_model_len
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        if not 0 < len(messages) <= MAX_MESSAGES:
+            raise BadInput("messages", f"give 1 to {MAX_MESSAGES} messages")
         plain = template_messages(messages, self.text.knows_developer)
         self._check_length(sum(len(message["content"]) for message in plain), "messages")
         return tuple(self.text.encode(self.text.render(plain), add_special=False))
