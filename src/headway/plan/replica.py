@@ -33,7 +33,7 @@ class Load(msgspec.Struct, frozen=True):
 
     Attributes:
         tpot, ttft: seconds at the target's percentile. mean_tpot: mean. batch, peak_batch: decodes running.
-        chunk: prompt tokens per step. prefill_share: of the time goes to prompts.
+        chunk: prompt tokens per step. prefill_share: prompts' part of the bill.
         broken: which limits are broken: "memory", "tpot", "ttft", "throughput"; empty = all is well.
     """
 
@@ -85,7 +85,6 @@ class LoadedReplica:
         peak = batch + z * sqrt(batch)
         prompt_tokens = rate * fresh * step
         slow = self._seconds(peak, prompt_tokens, traffic)
-        decode_only = self._seconds(batch, 0.0, traffic)
         chunk, ttft = CHUNKS[0], 0.0
         if self.role == "mixed":
             chunk = self._chunk(batch, traffic, target)
@@ -102,7 +101,7 @@ class LoadedReplica:
         ]
         if ttft == float("inf"):
             broken.append("throughput")
-        share = max(0.0, 1.0 - decode_only / step)
+        share = self._prefill_share(batch, fresh, traffic)
         return Load(slow, ttft, step, batch, peak, chunk, share, tuple(broken))
 
     def most(self, traffic: Traffic, target: Target) -> tuple[float, str]:
@@ -128,6 +127,16 @@ class LoadedReplica:
             before = round(traffic.input_tokens * (traffic.cache_hit + (1 - traffic.cache_hit) / 2))
             step = mixed_step(step, prefill_step(shape, round(prompt_tokens), before, logits=1))
         return self.model.predict(step)
+
+    def _prefill_share(self, batch: float, fresh: float, traffic: Traffic) -> float:
+        """Prompts' part of the bill: time prompts would take alone over that of prompts and decodes alone. In mixed
+        steps they share the weights' read, and neither owns it."""
+        if fresh <= 0:
+            return 0.0
+        size = min(fresh, CHUNKS[2])
+        alone = self.model.predict(prefill_step(self.model.shape, round(size))) * fresh / size
+        decodes = traffic.output_tokens / batch * self._seconds(batch, 0.0, traffic)
+        return alone / (alone + decodes)
 
     def _steady_step(self, rate: float, traffic: Traffic, fresh: float) -> float | None:
         """Smallest t with t = seconds(r*T_out*t, r*fresh*t), by bisection; None = saturated."""

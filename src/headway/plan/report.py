@@ -15,6 +15,8 @@ from headway.plan import render
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from headway.roofline.probe import Knee
+
 Answer = dict[str, Any]
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
@@ -191,3 +193,18 @@ def search_page(answer: Answer) -> str:
 def write_page(text: str, path: Path) -> None:
     with _open(path, "--html") as file:
         file.write(text)
+
+
+def knee_figure(knee: Knee) -> Figure:
+    """The two branches of a linear layer's time: measured points, and the roofs that enclose them."""
+    figure, axes = new_figure()
+    batches = [point.batch for point in knee.points]
+    axes.loglog(batches, [point.seconds * 1e3 for point in knee.points], "o-", label="measured")
+    axes.loglog(batches, [knee.weight_seconds * 1e3] * len(batches), "--", label="streaming the weights")
+    axes.loglog(batches, [knee.row_seconds * 1e3 * batch for batch in batches], "--", label="arithmetic")
+    axes.axvline(knee.batch, color="grey", linewidth=0.8)
+    axes.set(
+        xlabel="batch", ylabel="ms", title=f"One {knee.width} x {knee.width} linear layer: knee at {knee.batch:.0f}"
+    )
+    axes.legend(fontsize="small")
+    return figure

@@ -7,7 +7,7 @@ import msgspec
 from headway.roofline.capacity import memory_batch
 from headway.roofline.shape import KVGroup, ModelShape
 from headway.roofline.speculation import Draft, best_length
-from headway.roofline.textbook import Replica, decode, deploy
+from headway.roofline.textbook import Replica, decode, deploy, streamed_weights
 
 
 class Lever(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ def levers(
     table = [
         lever(f"weights in {name}", "weights", _reprecision(d, name), note=note)
         for name, note in (("fp8", "small loss"), ("int4", "loss in the tails; measure it"))
-        if _width(name) < d.weight_width
+        if _width(name) < 0.9 * d.weight_width
     ]
     if any(group.kind != "state" and group.dtype_bytes > 1 for group in d.shape.groups):
         smaller = msgspec.structs.replace(d, shape=d.shape.with_kv_bytes(1.0))
@@ -98,11 +98,12 @@ def _windowed(shape: ModelShape, window: int) -> ModelShape | None:
 
 
 def _speculation(d: Replica, batch: int, context: float, draft: Draft) -> Lever:
-    """Verification over k+1 positions costs arithmetic, not bytes: what it gains shrinks as the batch grows."""
+    """Verification over k+1 positions costs arithmetic, and in a mixture the experts the further positions touch: what
+    it gains shrinks as the batch grows."""
     plain = decode(d, batch, context)
 
     def verify(k: int) -> float:
-        read = plain.terms["weights"] + plain.terms["kv"]
+        read = streamed_weights(d, batch * (k + 1)) / d.beta + plain.terms["kv"]
         work = (plain.terms["arithmetic"] + plain.terms["attention"]) * (k + 1)
         return (max(read, work) + plain.terms["all_reduce"] + plain.terms["overhead"]) / plain.seconds
 

@@ -73,20 +73,18 @@ class Knee(msgspec.Struct, frozen=True):
     batch: float
 
 
-def measure(
-    threads: int, memory: float, kernels: Mapping[str, Callable[[], float]] | None = None, created: str = ""
-) -> Profile:
+def measure(threads: int, memory: float, kernel_rates: Mapping[str, float] | None = None, created: str = "") -> Profile:
     """Measure this machine in a few seconds.
 
     Args:
         threads: cores this process may use.
         memory: bytes it may use.
-        kernels: number format -> function that returns a measured FLOP/s, for formats numpy cannot multiply fast
-            (bf16, int8): the native backend supplies them from its own floor.
+        kernel_rates: measured FLOP/s of formats numpy cannot multiply fast (bf16, int8), by the kernels of the native
+            backend; it lives on a higher floor, so the caller passes them in.
     """
     counts = sorted({1, threads} | {n for n in (2, 4, 8, 16, 32, 64) if n < threads})
     bandwidth = {str(count): read_bandwidth(count) for count in counts}
-    rates = {"fp32": float32_rate()} | {name: kernel() for name, kernel in (kernels or {}).items()}
+    rates = {"fp32": float32_rate()} | dict(kernel_rates or {})
     return Profile(platform.node() or "this machine", created or time.strftime("%Y-%m-%d"), threads, memory,
                    bandwidth, rates)  # fmt: skip
 

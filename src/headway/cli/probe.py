@@ -1,0 +1,122 @@
+"""`headway probe`: measure this machine, for the step-time model to use in place of a catalogued device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from headway.roofline.probe import Knee, Profile
+
+app = typer.Typer(
+    help="Measure this machine: bandwidth by threads, arithmetic rates, and where the two branches of a step meet.",
+    invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False,
+)  # fmt: skip
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback()
+def probe(
+    context: typer.Context,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Cores; default: those this process may use.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write the profile; default: where the engine looks.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Read bandwidth by number of threads and arithmetic rate by number format, in a few seconds."""
+    if context.invoked_subcommand is not None:
+        return
+    from rich.console import Console
+
+    from headway.core.errors import BadInput
+    from headway.engine.machine import free_memory, usable_cores
+    from headway.engine.profile import profile_path
+    from headway.roofline.probe import measure, save_profile
+
+    if threads is not None and threads < 1:
+        raise BadInput("--threads", f"{threads}; accepted: a whole number from 1")
+    with Console(stderr=True).status("measuring memory and arithmetic"):
+        cores = threads or usable_cores()
+        profile = measure(cores, float(free_memory()), _kernel_rates(cores))
+    path = output or profile_path()
+    save_profile(profile, path)
+    _print(profile, json)
+    if not json:
+        print(f"written to {path}")
+
+
+@app.command("knee")
+def knee(
+    width: Annotated[int, typer.Option("--width", help="Of the square linear layer.")] = 4096,
+    batches: Annotated[str, typer.Option("--batches", help="Batch sizes.")] = "1,2,4,8,16,32,64,128,256,512,1024",
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw to this .png or .svg file.")] = None,
+    json: Json = False,
+) -> None:
+    """Time one linear layer for growing batches: flat while its weights stream, then in proportion to the batch."""
+    from rich.console import Console
+
+    from headway.core.errors import BadInput
+    from headway.roofline.probe import measure_knee
+
+    try:
+        sizes = [int(part) for part in batches.split(",")]
+    except ValueError:
+        raise BadInput("--batches", f"{batches!r}; accepted: whole numbers with commas, like 1,8,64") from None
+    with Console(stderr=True).status("timing the layer"):
+        found = measure_knee(width, sizes)
+    if plot is not None:
+        from headway.plan.report import knee_figure, save_figure
+
+        save_figure(knee_figure(found), plot)
+    if json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+    else:
+        _print_knee(found)
+
+
+def _kernel_rates(threads: int) -> dict[str, float]:
+    """FLOP/s by number format of Headway's own kernels on this machine; empty where they are not built."""
+    from headway.ops import native
+
+    if not native.available():
+        return {}
+    from headway.ops.native.backend import NativeBackend
+
+    backend = NativeBackend(threads)
+    return {kind: backend.probe_compute(kind) for kind in ("fp32", "bf16", "int8")}
+
+
+def _print(profile: Profile, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(profile)).decode())
+        return
+    print(f"{profile.name}: {profile.threads} threads, {profile.memory / 2**30:.1f} GiB free")
+    for threads, bandwidth in profile.read_bandwidth.items():
+        print(f"  reading, {threads:>3} threads  {bandwidth / 1e9:8.1f} GB/s")
+    for name, rate in profile.rates.items():
+        print(f"  arithmetic, {name:<9}  {rate / 1e9:8.1f} GFLOP/s  ({rate / profile.bandwidth:.1f} FLOPs per byte)")
+
+
+def _print_knee(found: Knee) -> None:
+    longest = max(point.seconds for point in found.points)
+    print(f"one {found.width} x {found.width} float32 layer, {4 * found.width**2 / 1e6:.0f} MB of weights")
+    for point in found.points:
+        bar = "#" * max(1, round(40 * point.seconds / longest))
+        print(f"  batch {point.batch:>5}  {point.seconds * 1e3:9.2f} ms  {point.rows_per_second:10,.0f} rows/s  {bar}")
+    print(
+        f"flat branch {found.weight_seconds * 1e3:.2f} ms, rising branch {found.row_seconds * 1e6:.1f} us per row: "
+        f"they meet at batch {found.batch:.0f}"
+    )
+
+
+if __name__ == "__main__":
+    app()
