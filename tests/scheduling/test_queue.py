@@ -58,3 +58,13 @@ def test_it_behaves_like_a_sorted_list(operations: list[tuple[str, int, int]]) -
         assert queue.first() is (model[0] if model else None)
         assert len(queue) == len(model) and sorted(queue, key=lambda one: one.order) == model
         assert queue.prompt_tokens == sum(one.request.prompt_len for one in model)
+
+
+def test_rows_that_left_are_not_kept_for_ever() -> None:
+    queue = AdmissionQueue()
+    queue.push(row(0, priority=-1))
+    for number in range(1, 1000):
+        gone = row(number)
+        queue.push(gone)
+        queue.remove(gone)
+    assert len(queue._heap) < 100

@@ -9,7 +9,7 @@ from headway.scheduling.row import Row
 
 
 class AdmissionQueue:
-    """Rows waiting for blocks. Adding, taking and removing are O(log n); the bounds are the caller's to check.
+    """Rows waiting for blocks. Adding and removing are O(log n), amortised; the bounds are the caller's to check.
 
     Attributes:
         prompt_tokens: prompt tokens of all waiting rows.
@@ -40,6 +40,10 @@ class AdmissionQueue:
         return self._heap[0][1] if self._heap else None
 
     def remove(self, row: Row) -> None:
-        """Take out a waiting row: admitted, cancelled or expired."""
+        """Take out a waiting row: admitted, cancelled or expired. Its place in the heap goes stale; when most of the
+        heap is, it is built anew."""
         del self._rows[row.order]
+        if len(self._heap) > 2 * len(self._rows) + 64:
+            self._heap = list(self._rows.items())
+            heapq.heapify(self._heap)
         self.prompt_tokens -= row.request.prompt_len

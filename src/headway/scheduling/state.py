@@ -58,7 +58,7 @@ class State:
         self.running: list[Row] = []
         self.gone: list[str] = []
         self.outputs: list[Output] = []
-        self._deadlines: list[tuple[int, int, Row]] = []
+        self._deadlines: list[tuple[int, int, str]] = []  # (deadline, number, id); stale once the request has ended
         self._added = 0
 
     def add(self, request: Request) -> None:
@@ -67,7 +67,7 @@ class State:
         self._added += 1
         self.rows[request.id] = row
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, row.number, row))
+            heapq.heappush(self._deadlines, (request.deadline, row.number, request.id))
         if request.parent is None:
             self.queue.push(row)
         else:
@@ -152,16 +152,17 @@ class State:
 
     def abort_expired(self, now: int) -> None:
         """Abort every request whose deadline has passed. O(1) when none has."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            row = heapq.heappop(self._deadlines)[2]
-            if row.request.finish is None:
-                self.abort(row, "deadline exceeded", now)
+        while (deadline := self.next_deadline()) is not None and deadline <= now:
+            self.abort(self.rows[self._deadlines[0][2]], "deadline exceeded", now)
 
     def next_deadline(self) -> int | None:
         """The earliest deadline of a live request, ps."""
-        while self._deadlines and self._deadlines[0][2].request.finish is not None:
+        while self._deadlines:
+            deadline, number, id = self._deadlines[0]
+            if id in self.rows and self.rows[id].number == number:
+                return deadline
             heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        return None
 
     def release_forks(self, parent: str) -> None:
         """FORKING -> WAITING for the choices that waited for `parent`. Their order puts them before later arrivals."""
