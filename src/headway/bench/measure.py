@@ -132,7 +132,7 @@ async def first_contact(client: Client, seed: int) -> Contact:
             client.model = "default"
             warnings.append(f'/v1/models gave no model name ({error}); asking for "default" (--model)')
     measure, records = await measure_prompts(client, seed)
-    if not measure.known:
+    if not measure.known and records[-1].chunks:
         warnings.append(
             "the endpoint's prompt_tokens could not be calibrated; prompts are of one word per wanted token"
         )
@@ -219,16 +219,10 @@ def not_sent(load: Load, items: Sequence[Item], contact: Contact) -> Run:
     """The run against an endpoint that did not answer the first contact: nothing is sent, everything failed."""
     assert contact.dead is not None
     records = [RequestRecord(index=i, intended=0, max_tokens=item.max_tokens) for i, item in enumerate(items)]
-    if records:
-        records[0] = replace_first(records[0], contact.records[-1])
+    records[0] = msgspec.structs.replace(contact.records[-1], index=0, warmup=False)  # its fate is the first request's
     for record in records[1:]:
         record.failure = Failure(FailureKind.NOT_SENT, f"not sent: the first contact failed: {contact.dead.message}")
     return Run(load, records, gave_up=f"the first contact failed: {contact.dead.message}")
-
-
-def replace_first(record: RequestRecord, contact: RequestRecord) -> RequestRecord:
-    """The first contact's fate, told as the first request's."""
-    return msgspec.structs.replace(contact, index=record.index, warmup=False)
 
 
 def describe(
@@ -252,9 +246,9 @@ def describe(
         summary["goodput"] = goodput.single(summary["slo"], summary["load"].get("intended_rate"), good)
     warnings = list(contact.warnings)
     warnings += [f"first contact: {text}" for text in messages(contact.records).values()]
-    if summary["prompts"]["reason"] and not summary["prompts"]["verified"]:
+    if contact.dead is None and summary["prompts"]["verified"] is False:
         warnings.append(f"prompt lengths are not verified: {summary['prompts']['reason']}")
-    if summary["load"].get("delivered") is False:
+    if contact.dead is None and summary["load"].get("delivered") is False:
         warnings.append("the intended load was not delivered; see load")
     if any(record.completed and not record.usage_trusted for record in measured):
         warnings.append("some answers came without usage: their tokens are not counted")

@@ -105,6 +105,8 @@ def bench(
         )
     for path, option in ((csv, "--csv"), (html, "--html"), (records, "--records")):
         report.check_writable(path, option)
+    if event_log is not None and not event_log.is_file():
+        raise BadInput("--event-log", f"no such file: {event_log}; start the server with `headway serve --event-log`")
     if html is not None:
         from headway.bench.html import need_plots
 
