@@ -167,12 +167,19 @@ class TestEnd:
         ]
         assert not scheduler.cache.pools[0].by_name.keys() - {scheduler.state.rows["b"].table.names[0]}
 
-    def test_when_the_executor_says_nothing_for_it(self) -> None:
+    @pytest.mark.parametrize(
+        ("tokens", "sentence"),
+        [
+            ({}, "the executor returned no token for this row"),
+            ({"a": (1, 2)}, "the executor returned 2 tokens for 0 drafts"),
+        ],
+    )
+    def test_when_the_executor_says_nothing_or_too_much(self, tokens: dict[str, Any], sentence: str) -> None:
         scheduler = scheduler_of()
         scheduler.add(request())
         plan = scheduler.plan(0)
-        (output,) = scheduler.commit(StepResult(plan.step), 0)
-        assert output.finish == Finish("error", "the executor returned no token for this row")
+        (output,) = scheduler.commit(StepResult(plan.step, tokens), 0)
+        assert (output.tokens, output.finish) == ((), Finish("error", sentence))
 
     @pytest.mark.parametrize("steps", [0, 1], ids=["waiting", "running"])
     def test_at_its_deadline(self, steps: int) -> None:

@@ -69,8 +69,11 @@ def _ended_outside(row: Row, work: Work, result: StepResult) -> Finish | None:
         return Finish("abort")
     if result.failed and work.id in result.failed:
         return Finish("error", result.failed[work.id])
-    if work.sample and not result.tokens.get(work.id):
+    emitted = len(result.tokens.get(work.id, ()))
+    if emitted == 0 and work.sample:
         return Finish("error", "the executor returned no token for this row")
+    if emitted > 1 + len(work.draft):
+        return Finish("error", f"the executor returned {emitted} tokens for {len(work.draft)} drafts")
     return None
 
 

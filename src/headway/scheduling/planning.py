@@ -97,9 +97,7 @@ class Step:
         whole_batch: form a batch: admit as many as there is place for, even beyond this step's budget.
         """
         state = self._state
-        if not state.queue:
-            return
-        owed = [sum(self._owed(row, group) for row in state.running) for group in range(len(state.cache.pools))]
+        owed: list[int] = []
         while (row := state.queue.first()) is not None:
             if self._preempted:
                 self.blocked = PREEMPTING
@@ -108,6 +106,7 @@ class Step:
             elif self.left <= 0 and not whole_batch:
                 self.blocked = NO_BUDGET
             else:
+                owed = owed or self._owed_to_all()
                 hit, parent = self._prefix(row)  # before anything is counted
                 if self._fits(row, hit, owed):
                     self._copies += state.admit(row, hit, parent, self._now)
@@ -226,6 +225,11 @@ class Step:
             if pool.available - revived - owed[group] - headroom < needed:
                 return False
         return True
+
+    def _owed_to_all(self) -> list[int]:
+        """Per group, blocks promised to running rows. O(rows), so only asked for when someone may be admitted."""
+        groups = range(len(self._state.cache.pools))
+        return [sum(self._owed(row, group) for row in self._state.running) for group in groups]
 
     def _owed(self, row: Row, group: int) -> int:
         """Blocks promised to a running row at its admission that it has not taken yet."""
