@@ -71,6 +71,8 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     """
     fields, tensors = checkpoint.config, checkpoint.tensors
     config = config_from_gguf(fields, tensors) if checkpoint.gguf else config_from_hf(fields)
+    if config.layers > len(tensors):  # before anything is built per layer: the count is the file's word
+        raise fields.fault("layers", f"{config.layers} layers but only {len(tensors)} tensors")
     names = tensor_names(config, checkpoint.gguf)
     factors = _rope_factors(checkpoint, config)
     weights = checkpoint.take(names, {role: tensor_shape(config, role) for role in names}, _ignored(config))
