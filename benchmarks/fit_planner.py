@@ -1,0 +1,373 @@
+"""Fits the constants of the calibrated planner on measured runs, validates them on runs left out, and writes both down.
+
+    python benchmarks/fit_planner.py TABLE.csv              refit, rewrite calibration.json and docs/accuracy-planner.md
+    python benchmarks/fit_planner.py TABLE.csv --check      print the left-out errors of the current code, write nothing
+
+The fit is a penalised robust regression on log(TPOT): Student-t residuals, Gauss-Newton steps, and a normal prior on
+every offset of every constant (`headway/roofline/constants.py`), so evidence is shared between engines and chips and
+thin evidence stays near the typical value. TTFT's own constants are fitted after it, the others fixed. Validation
+leaves out whole groups: model, system and backend together, models with the same shape counted as one model, so that
+no copy or replicate of a left-out run is in the fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from headway.plan.score import Run, read_runs, score, summary
+from headway.roofline.calibrate import (
+    FILE,
+    METRICS,
+    Calibration,
+    Estimate,
+    Range,
+    Region,
+    group_of,
+    spread_class,
+)
+from headway.roofline.constants import CONSTANTS, FIRST_TOKEN, LEVEL_SCALE, Constant, family, labels, typical
+from headway.roofline.deployment import Columns, quantities
+from headway.roofline.loop import Loop
+
+SIGMA = 0.1  # scale of the residuals the likelihood expects; smaller trusts the runs more and the priors less
+TAILS = 4.0  # degrees of freedom of the Student-t: runs far off lose their vote
+LEVEL_SPREAD = 0.3  # prior spread of a level's offset, for a constant whose common offset has 0.3
+RECIPE_SPREAD = 0.4
+FULL, WARM = 30, 6  # Gauss-Newton steps from the prior, and from the fit on all runs
+STEP = 1e-4  # of the finite differences
+HEADER = """# How accurate the planner is
+
+Written by `python benchmarks/fit_planner.py benchmarks/data/silicon_runs.csv.gz`; do not edit. Errors are
+predicted/measured - 1 on {runs} (TTFT, TPOT) of TensorRT-LLM, SGLang and vLLM, H100 to GB300.
+
+*Group left out*: the constants were fitted without any run of that model, system and engine (models of one shape are
+one model), and the p10-p90 range is the one a new group gets. *Committed fit*: the constants that ship, on the runs
+they were fitted on, and the ranges of fitted groups, which come from configurations left out.
+"""
+ABSTAINED = "Rows the model abstains from, scored by their bound (which is a bound, not an estimate):"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "accuracy-planner.md"
+
+
+class Problem:
+    """The offsets of some constants as one vector, for fixed runs."""
+
+    def __init__(self, runs: Sequence[Run], constants: Sequence[Constant]) -> None:
+        deployments = [run.deployment for run in runs]
+        self.constants = constants
+        self.columns = quantities(deployments)
+        self.typical = {c.name: typical(c, deployments) for c in constants}
+        names = labels(deployments)
+        self.keys: list[tuple[str, str]] = []
+        spreads: list[float] = []
+        masks: list[np.ndarray] = []
+        for constant in constants:
+            if constant.spread:
+                self.keys.append((constant.name, ""))
+                spreads.append(constant.spread)
+                masks.append(np.ones(len(runs)))
+            for level in constant.levels:
+                for label in sorted(set(names[level]) - {""}):
+                    self.keys.append((constant.name, label))
+                    spreads.append(level_spread(constant, level))
+                    masks.append(np.array([name == label for name in names[level]], float))
+        self.spread, self.masks = np.array(spreads), np.array(masks)
+
+    def values(self, theta: np.ndarray, rows: np.ndarray, nudge: Mapping[str, float] | None = None) -> Columns:
+        """Every constant for some runs, the sums of offsets of some of them nudged."""
+        found = {}
+        for constant in self.constants:
+            mine = [i for i, (name, _) in enumerate(self.keys) if name == constant.name]
+            total = theta[mine] @ self.masks[mine][:, rows] + (nudge or {}).get(constant.name, 0.0)
+            found[constant.name] = constant.value(self.typical[constant.name][rows], total)
+        return found
+
+    def offsets(self, theta: np.ndarray) -> dict[str, dict[str, float]]:
+        """The vector as `calibration.json` holds it."""
+        table: dict[str, dict[str, float]] = {constant.name: {} for constant in self.constants}
+        for (name, label), value in zip(self.keys, theta, strict=True):
+            table[name][label] = round(float(value), 5)
+        return table
+
+
+def level_spread(constant: Constant, level: str) -> float:
+    if level == "recipe":
+        return RECIPE_SPREAD
+    return LEVEL_SPREAD * LEVEL_SCALE.get(level, 1.0) * (constant.spread / 0.3) ** 0.5
+
+
+def fit(
+    problem: Problem,
+    metric: str,
+    measured: np.ndarray,
+    rows: np.ndarray,
+    start: np.ndarray,
+    steps: int,
+    fixed: Columns,
+) -> np.ndarray:
+    """The offsets that make `rows` most likely: damped Gauss-Newton on the penalised Student-t likelihood.
+
+    `fixed`: the constants that are not fitted.
+    """
+    columns = {name: column[rows] for name, column in problem.columns.items()}
+    others = {name: column[rows] for name, column in fixed.items()}
+    target = np.log(measured[rows])
+
+    def predict(values: Columns) -> np.ndarray:
+        return np.log(Loop(columns, others | values).solve()[metric])
+
+    def cost(residual: np.ndarray, theta: np.ndarray) -> float:
+        tails = np.log1p((residual / SIGMA) ** 2 / TAILS).sum() * (TAILS + 1) / 2
+        return float(tails + ((theta / problem.spread) ** 2).sum() / 2)
+
+    theta, damping = start.copy(), 1e-3
+    residual = predict(problem.values(theta, rows)) - target
+    best = cost(residual, theta)
+    for _ in range(steps):
+        slope = _slopes(problem, theta, rows, predict, residual + target)
+        weight = (TAILS + 1) / (TAILS + (residual / SIGMA) ** 2) / SIGMA**2
+        curvature = (slope * weight) @ slope.T + np.diag(problem.spread**-2)
+        gradient = slope @ (weight * residual) + theta / problem.spread**2
+        before = best
+        for _ in range(6):
+            move = -np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), gradient)
+            trial = theta + np.clip(move, -0.5, 0.5)
+            left = predict(problem.values(trial, rows)) - target
+            found = cost(left, trial)
+            if found < best:
+                theta, residual, best, damping = trial, left, found, max(damping / 5, 1e-6)
+                break
+            damping *= 8
+        if before - best < 1e-4 * abs(best):
+            break
+    return theta
+
+
+def _slopes(
+    problem: Problem,
+    theta: np.ndarray,
+    rows: np.ndarray,
+    predict: Callable[[Columns], np.ndarray],
+    here: np.ndarray,
+) -> np.ndarray:
+    """d log(prediction) / d offset, one row per offset: all levels of a constant share its derivative."""
+    change = {}
+    for constant in problem.constants:
+        nudged = problem.values(theta, rows, {constant.name: STEP})
+        change[constant.name] = (predict(nudged) - here) / STEP
+    return np.array([change[name] * mask[rows] for (name, _), mask in zip(problem.keys, problem.masks, strict=True)])
+
+
+class Fitter:
+    """Both fits on any subset of the runs."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
+        self.token = Problem(runs, CONSTANTS)
+        self.first = Problem(runs, FIRST_TOKEN)
+        self.measured = {metric: np.array([getattr(run, metric) for run in runs]) for metric in METRICS}
+        self.all = np.arange(len(runs))
+        self.typical_first = self.first.values(np.zeros(len(self.first.keys)), self.all)
+        self.best = np.zeros(len(self.token.keys)), np.zeros(len(self.first.keys))
+        self.best = self.fit(self.all, FULL)
+
+    def fit(self, rows: np.ndarray, steps: int = WARM) -> tuple[np.ndarray, np.ndarray]:
+        """The offsets fitted on some of the runs, from the best known ones."""
+        times = self.measured
+        token = fit(self.token, "tpot", times["tpot"], rows, self.best[0], steps, self.typical_first)
+        fixed = self.token.values(token, self.all)
+        return token, fit(self.first, "ttft", times["ttft"], rows, self.best[1], steps, fixed)
+
+    def predict(self, theta: tuple[np.ndarray, np.ndarray], rows: np.ndarray) -> Columns:
+        columns = {name: column[rows] for name, column in self.token.columns.items()}
+        constants = self.token.values(theta[0], rows) | self.first.values(theta[1], rows)
+        solved = Loop(columns, constants).solve()
+        return {metric: solved[metric] for metric in METRICS}
+
+    def left_out(self, folds: Sequence[object]) -> Columns:
+        """Predictions of every run by a fit without its fold."""
+        found = {metric: np.zeros(len(self.runs)) for metric in METRICS}
+        for fold in sorted(set(folds), key=str):
+            out = np.array([one == fold for one in folds])
+            predicted = self.predict(self.fit(self.all[~out]), self.all[out])
+            for metric in METRICS:
+                found[metric][out] = predicted[metric]
+        return found
+
+
+def group_folds(runs: Sequence[Run]) -> list[str]:
+    """Model, system and backend; models of one shape are one model."""
+    return [f"{run.deployment.shape.params} {run.system} {run.backend}" for run in runs]
+
+
+def configuration_folds(runs: Sequence[Run], parts: int = 5) -> list[int]:
+    """Random parts of the configurations, whose replicates stay together."""
+    keys = [
+        (run.deployment.shape.params, run.system, run.backend, run.deployment.gpus, run.deployment.prompt,
+         run.deployment.output, run.deployment.concurrency, run.deployment.precision)
+        for run in runs
+    ]  # fmt: skip
+    return [int(hashlib.sha256(repr(key).encode()).hexdigest(), 16) % parts for key in keys]
+
+
+def spreads(fitter: Fitter, new: Columns, seen: Columns) -> dict[str, dict[str, tuple[float, float]]]:
+    """10th and 90th percentiles of log(measured/predicted) per class: runs of new groups, and of groups in the fit."""
+    table: dict[str, dict[str, tuple[float, float]]] = {metric: {} for metric in METRICS}
+    for metric in METRICS:
+        for predicted, known in ((new, False), (seen, True)):
+            residual = np.log(fitter.measured[metric] / predicted[metric])
+            classes = [spread_class(run.deployment, known) for run in fitter.runs]
+            for name in sorted(set(classes)):
+                mine = residual[[one == name for one in classes]]
+                low, high = np.quantile(mine, (0.1, 0.9))
+                table[metric][name] = (round(float(low), 4), round(float(high), 4))
+    return table
+
+
+def region(runs: Sequence[Run]) -> Region:
+    """Where the fitted runs were, a factor of two beyond the ends for the continuous ones."""
+
+    def ends(values: Iterable[float]) -> tuple[float, float]:
+        listed = list(values)
+        return max(1.0, min(listed) / 2), max(listed) * 2
+
+    deployments = [run.deployment for run in runs]
+    return Region(
+        engines=tuple(sorted({d.engine for d in deployments})),
+        families=tuple(sorted({family(d.hardware.name) for d in deployments})),
+        precisions=tuple(sorted({f"{d.precision} {family(d.hardware.name)}" for d in deployments})),
+        prompt=ends(d.prompt for d in deployments),
+        output=ends(d.output for d in deployments),
+        concurrency=ends(d.concurrency for d in deployments),
+        gpus=(1, max(d.gpus for d in deployments)),
+        groups=tuple(sorted({group_of(d) for d in deployments})),
+    )
+
+
+def validate(runs: Sequence[Run]) -> tuple[dict[str, Fitter], dict[str, Columns], dict[str, Columns]]:
+    """Per kind of model: the fit on all runs, predictions with the run's group left out, and with a fifth of the
+    configurations of every group left out."""
+    fitters, new, seen = {}, {}, {}
+    for kind in ("dense", "moe"):
+        mine = [run for run in runs if run.deployment.kind == kind]
+        fitters[kind] = fitter = Fitter(mine)
+        new[kind] = fitter.left_out(group_folds(mine))
+        seen[kind] = fitter.left_out(configuration_folds(mine))
+        print(f"{kind}: {len(mine)} runs, {len(set(group_folds(mine)))} groups", flush=True)
+    return fitters, new, seen
+
+
+def calibrated(
+    table: Path, fitters: dict[str, Fitter], new: dict[str, Columns], seen: dict[str, Columns]
+) -> Calibration:
+    """Everything `calibration.json` holds."""
+    spread: dict[str, dict[str, tuple[float, float]]] = {metric: {} for metric in METRICS}
+    for kind, fitter in fitters.items():
+        for metric, classes in spreads(fitter, new[kind], seen[kind]).items():
+            spread[metric] |= classes
+    runs = [run for fitter in fitters.values() for run in fitter.runs]
+    return Calibration(
+        source={
+            "runs": f"{len(runs)} measured serving runs",
+            "origin": "ai-dynamo/aiconfigurator, silicon runs, Apache-2.0",
+            "sha256": hashlib.sha256(table.read_bytes()).hexdigest(),
+            "written_by": "benchmarks/fit_planner.py",
+        },
+        offsets={
+            kind: fitter.token.offsets(fitter.best[0]) | fitter.first.offsets(fitter.best[1])
+            for kind, fitter in fitters.items()
+        },
+        spread=spread,
+        region=region(runs),
+    )
+
+
+def report(table: Path, found: Calibration, fitters: dict[str, Fitter], new: dict[str, Columns]) -> str:
+    """The accuracy page: left-out errors and errors of the committed fit, overall, by group, and the constants."""
+    committed = score(table, found)
+    lines = [HEADER.format(runs=found.source["runs"])]
+    lines.append("| what | runs | mean | median | bias | in p10-p90 | abstained |\n|---|---|---|---|---|---|---|")
+    for metric in METRICS:
+        for kind in fitters:
+            entry = left_out_summary(metric, kind, found, fitters[kind], new[kind])
+            lines.append(row_of(f"{metric.upper()}, {kind}, group left out", entry))
+            lines.append(row_of(f"{metric.upper()}, {kind}, committed fit", committed[metric][kind]))
+    lines.append(f"\n{ABSTAINED}\n\n| reason | rows |\n|---|---|")
+    lines += [f"| {reason} | {count} |" for reason, count in committed["abstained"]["reasons"].items()]
+    lines.append("\n## By group, TPOT with the group left out\n")
+    lines.append(
+        "| model | system | engine | runs | mean | median | bias | committed fit |\n|---|---|---|---|---|---|---|---|"
+    )
+    fitted = {(g["model"], g["system"], g["backend"]): g["mape"] for g in committed["groups"]}
+    for kind, fitter in fitters.items():
+        for name, rows in groups_of(fitter.runs).items():
+            error = new[kind]["tpot"][rows] / fitter.measured["tpot"][rows] - 1
+            mean, median, bias = np.abs(error).mean(), np.median(np.abs(error)), error.mean()
+            figures = f"{100 * mean:.1f} | {100 * median:.1f} | {100 * bias:+.1f}"
+            lines.append(f"| {' | '.join(name)} | {len(rows)} | {figures} | {fitted[name]:.1f} |")
+    lines.append("\n## Constants\n\nCommon value, and the factor of each level that moved it by more than 10 %.\n")
+    lines.append("| constant | meaning | dense | mixtures |\n|---|---|---|---|")
+    lines += [constant_row(constant, found) for constant in CONSTANTS + FIRST_TOKEN]
+    return "\n".join(lines) + "\n"
+
+
+def left_out_summary(
+    metric: str, kind: str, found: Calibration, fitter: Fitter, new: Columns
+) -> dict[str, float | int | None]:
+    """Errors with the group left out, and coverage of the range a new group gets."""
+    ranges = []
+    for run, value in zip(fitter.runs, new[metric], strict=True):
+        low, high = found.spread[metric][spread_class(run.deployment, False)]
+        ranges.append(Range(value * np.exp(low), value, value * np.exp(high)))
+    estimates = [Estimate("estimate", 0.0, 0.0, tpot=one, ttft=one) for one in ranges]
+    return summary(metric, list(fitter.runs), estimates, list(range(len(ranges))))
+
+
+def row_of(name: str, entry: dict[str, float | int | None]) -> str:
+    cells = [entry[key] for key in ("mape", "median", "bias", "coverage", "abstained")]
+    return f"| {name} | {entry['n']} | " + " | ".join("-" if cell is None else f"{cell:.1f} %" for cell in cells) + " |"
+
+
+def groups_of(runs: Sequence[Run]) -> dict[tuple[str, str, str], list[int]]:
+    members: dict[tuple[str, str, str], list[int]] = {}
+    for index, run in enumerate(runs):
+        members.setdefault((run.model, run.system, run.backend), []).append(index)
+    return dict(sorted(members.items()))
+
+
+def constant_row(constant: Constant, found: Calibration) -> str:
+    """The common value ("x 1.05" where the typical one differs by number format), and the offsets that matter."""
+    cells = []
+    for kind in ("dense", "moe"):
+        table = found.offsets[kind].get(constant.name, {})
+        common = table.get("", 0.0)
+        first = f"x {np.exp(common):.2f}"
+        if isinstance(constant.typical, float) and constant.scale != "log":
+            first = f"{constant.value(np.array(constant.typical), np.array(common)):.3g}"
+        moved = [f"{label} x {np.exp(value):.2f}" for label, value in table.items() if label and abs(value) > 0.095]
+        cells.append("; ".join([first, *moved]))
+    return f"| {constant.name} | {constant.meaning} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--check", action="store_true", help="print the errors, write nothing")
+    options = parser.parse_args()
+    runs = [run for run in read_runs(options.table)[0] if run.deployment.fits and not run.doubt]
+    fitters, new, seen = validate(runs)
+    found = calibrated(options.table, fitters, new, seen)
+    text = report(options.table, found, fitters, new)
+    print(text)
+    if not options.check:
+        FILE.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        DOCUMENT.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

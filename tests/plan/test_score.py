@@ -1,0 +1,185 @@
+"""`plan score`: the table's conventions, the shape of the answer, and the gate on the committed accuracy."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import math
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from headway.core.errors import BadInput
+from headway.plan.score import NEEDED, read_runs, score
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "benchmarks" / "data" / "silicon_runs.csv.gz"
+PAGE = ROOT / "docs" / "accuracy-planner.md"
+FIT = ROOT / "benchmarks" / "fit_planner.py"
+ROW = {
+    "silicon_data_source": "source_file=/bench/a.csv; silicon_concurrency=16", "backend": "vllm",
+    "backend_version": "0.12.0", "model_path": "meta-llama/Llama-3.1-70B", "system": "h100_sxm", "precision": "fp8",
+    "mode": "agg", "isl": "1024", "osl": "512", "batch_size": "16", "tp_size": "4", "silicon_ttft_ms": "200",
+    "silicon_tpot_ms": "15",
+}  # fmt: skip
+
+
+def table(tmp_path: Path, *rows: dict[str, str]) -> Path:
+    path = tmp_path / "runs.csv"
+    fields = list(dict.fromkeys(name for row in (ROW, *rows) for name in row))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fields)
+        writer.writeheader()
+        writer.writerows(ROW | row for row in rows)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({}, {"gpus": 4, "attention_dp": 1, "concurrency": 16, "prompt": 1024, "cache_bytes": 2.0}),
+        ({"silicon_data_source": "db-dump/x; silicon_concurrency=16"},
+         {"prompt": 921.6, "output": 460.8, "cache_bytes": 1.0}),
+        ({"precision": "", "system": "b200_sxm"}, {"precision": "bf16", "cache_bytes": 2.0}),
+        ({"batch_size": "4", "attention_dp_size": "4", "tp_size": "1"},
+         {"gpus": 4, "attention_dp": 4, "concurrency": 16}),
+        # Exports that count GPUs twice.
+        ({"model_path": "deepseek-ai/DeepSeek-R1", "tp_size": "64", "moe_tp_size": "8", "moe_ep_size": "8"},
+         {"gpus": 8, "attention_dp": 1, "expert_parallel": 8}),
+        ({"model_path": "deepseek-ai/DeepSeek-R1", "tp_size": "1", "attention_dp_size": "64", "moe_tp_size": "8",
+          "moe_ep_size": "8", "batch_size": "4"}, {"gpus": 8, "attention_dp": 8, "concurrency": 256}),
+        ({"model_path": "MiniMaxAI/MiniMax-M2.5", "tp_size": "2", "attention_dp_size": "2", "moe_tp_size": "1",
+          "moe_ep_size": "4"}, {"gpus": 2, "attention_dp": 2, "expert_parallel": 2, "concurrency": 32}),
+        ({"model_path": "deepseek-ai/DeepSeek-R1", "tp_size": "72", "moe_tp_size": "72"}, {"attention_dp": 72}),
+        # Disaggregated: the load is shared by the decode workers; 0 and blank mean not said.
+        ({"mode": "disagg", "decode_tp_size": "8", "decode_num_workers": "4", "batch_size": "", "tp_size": ""},
+         {"gpus": 8, "concurrency": 4, "disaggregated": True}),
+        ({"mode": "disagg", "backend": "trtllm", "model_path": "deepseek-ai/DeepSeek-R1", "decode_tp_size": "8",
+          "silicon_data_source": "db-dump/x; silicon_concurrency=4096"}, {"attention_dp": 8, "concurrency": 4096}),
+        ({"mode": "disagg", "backend": "trtllm", "model_path": "deepseek-ai/DeepSeek-R1", "decode_tp_size": "8",
+          "decode_num_workers": "0"}, {"attention_dp": 1, "concurrency": 4}),
+        # Exports mix DeepSeek runs with and without drafts; the dump has only the latter.
+        ({"model_path": "deepseek-ai/DeepSeek-R1",
+          "silicon_data_source": "source_file=2026-04.csv; silicon_concurrency=4"},
+         {"speculation": "unrecorded"}),
+        ({"model_path": "deepseek-ai/DeepSeek-R1", "silicon_data_source": "db-dump/2026; silicon_concurrency=4"},
+         {"speculation": "off"}),
+    ],
+)  # fmt: skip
+def test_conventions_of_the_table(tmp_path, row, expected):
+    (run,), skipped = read_runs(table(tmp_path, row))
+    assert not skipped
+    assert {name: getattr(run.deployment, name) for name in expected} == pytest.approx(expected)
+    assert run.tpot == 0.015 and run.ttft == 0.2 and run.doubt == ""
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"model_path": "acme/unheard-of-9b"}, "model_path"),
+        ({"system": "abacus"}, "system"),
+        ({"precision": "fp3"}, "precision"),
+        ({"silicon_tpot_ms": "0"}, "silicon_tpot_ms"),
+        ({"silicon_tpot_ms": "nan"}, "silicon_tpot_ms"),
+        ({"silicon_ttft_ms": "soon"}, "silicon_ttft_ms"),
+        ({"isl": ""}, "isl"),
+        ({"tp_size": "3"}, ""),
+    ],
+)
+def test_a_row_that_is_no_deployment_is_skipped_with_a_reason_and_the_rest_is_scored(tmp_path, row, reason):
+    found = score(table(tmp_path, row, {}))
+    if reason:
+        assert found["skipped"]["n"] == 1 and next(iter(found["skipped"]["reasons"])).startswith(f"{reason}: ")
+    assert found["tpot"]["dense"]["n"] == (1 if reason else 2)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"system": "a100_sxm"},
+        {"backend": "tgi"},
+        {"tp_size": "1", "precision": ""},
+        {"silicon_data_source": "source_file=/x.csv"},
+    ],
+)
+def test_abstained_rows_are_scored_by_the_bound_and_not_covered(tmp_path, row):
+    found = score(table(tmp_path, row))["tpot"]["dense"]
+    assert (found["n"], found["abstained"], found["coverage"]) == (1, 100.0, None)
+    assert found["bias"] != 0 and math.isfinite(found["mape"])
+
+
+def test_the_answer_has_the_agreed_shape(tmp_path):
+    found = score(table(tmp_path, {}, {"model_path": "openai/gpt-oss-120b", "precision": "fp4", "tp_size": "2"}))
+    keys = {"n", "mape", "median", "bias", "coverage", "abstained"}
+    assert all(set(found[metric][kind]) == keys for metric in ("tpot", "ttft") for kind in ("dense", "moe"))
+    assert [(g["model"], g["kind"], g["n"]) for g in found["groups"]] == [
+        ("meta-llama/Llama-3.1-70B", "dense", 1),
+        ("openai/gpt-oss-120b", "moe", 1),
+    ]
+    assert {"model", "system", "backend", "n", "mape", "ttft_mape"} <= set(found["groups"][0])
+
+
+def test_an_empty_table_scores_nothing(tmp_path):
+    found = score(table(tmp_path))
+    assert found["tpot"]["moe"] == {
+        "n": 0,
+        "mape": None,
+        "median": None,
+        "bias": None,
+        "coverage": None,
+        "abstained": 0.0,
+    }
+
+
+def test_a_file_that_is_no_table_is_refused_by_name(tmp_path):
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n")
+    with pytest.raises(BadInput, match=f"lacks the columns {NEEDED[0]}"):
+        read_runs(other)
+    with pytest.raises(BadInput, match="cannot read"):
+        read_runs(tmp_path / "absent.csv")
+
+
+def page_rows() -> dict[str, list[float]]:
+    """Name -> runs, mean, median, bias, coverage, abstained of the accuracy page's first table."""
+    rows = [line.split("|")[1:-1] for line in PAGE.read_text().splitlines() if line.startswith("| T")]
+    return {row[0].strip(): [float(cell.replace("%", "").replace("+", "")) for cell in row[1:]] for row in rows}
+
+
+def test_the_committed_accuracy_holds():
+    found, page = score(TABLE), page_rows()
+    for metric in ("tpot", "ttft"):
+        for kind in ("dense", "moe"):
+            n, mean, median, _, coverage, abstained = page[f"{metric.upper()}, {kind}, committed fit"]
+            entry = found[metric][kind]
+            assert entry["n"] == n
+            assert entry["mape"] <= mean + 0.1 and entry["median"] <= median + 0.1, (metric, kind)
+            assert entry["coverage"] == pytest.approx(coverage, abs=0.1)
+            assert entry["abstained"] == pytest.approx(abstained, abs=0.1)
+
+
+def test_the_bars_hold_on_the_committed_page():
+    page = page_rows()
+    for kind, bar in (("dense", 12.0), ("moe", 20.0)):
+        _, mean, _, _, coverage, abstained = page[f"TPOT, {kind}, committed fit"]
+        assert mean <= bar and 75 <= coverage <= 85 and abstained <= 5
+        assert 75 <= page[f"TPOT, {kind}, group left out"][4] <= 85
+    assert page["TPOT, dense, group left out"][1] <= 12.0
+
+
+def fitting() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fit_planner", FIT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_leaving_dense_groups_out_still_meets_the_committed_error():
+    fit = fitting()
+    runs = [run for run in read_runs(TABLE)[0] if run.deployment.kind == "dense" and run.deployment.fits]
+    fitter = fit.Fitter([run for run in runs if not run.doubt])
+    error = np.abs(fitter.left_out(fit.group_folds(fitter.runs))["tpot"] / fitter.measured["tpot"] - 1)
+    assert 100 * error.mean() <= page_rows()["TPOT, dense, group left out"][1] + 0.3
