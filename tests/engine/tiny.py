@@ -34,7 +34,9 @@ def weights(seed: int = 0) -> dict[str, Weight]:
     made = {}
     for role in llama.tensor_names(CONFIG, gguf=False):
         shape = llama.tensor_shape(CONFIG, role)
-        values = rng.normal(0, 1 if role == "embed" else shape[-1] ** -0.5 * 2, shape) if len(shape) > 1 else np.ones(shape)
+        values = (
+            rng.normal(0, 1 if role == "embed" else shape[-1] ** -0.5 * 2, shape) if len(shape) > 1 else np.ones(shape)
+        )
         made[role] = Weight(role, shape, "f32", np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1))
     return made
 
@@ -48,9 +50,16 @@ class TinyModel:
         self._forward = llama.build(CONFIG, prepared, llama.rope(CONFIG))
         self._groups = llama.kv_groups(CONFIG, self.backend.kv_dtype_bytes)
 
-    def loop(self, *, blocks: int = 400, max_rows: int = 16, log: EventLog | None = None, **scheduler: Any) -> EngineLoop:
+    def loop(
+        self, *, blocks: int = 400, max_rows: int = 16, log: EventLog | None = None, **scheduler: Any
+    ) -> EngineLoop:
         limits = Capabilities(
-            block_size=4, blocks=(blocks,), windows=(None,), max_rows=max_rows, max_tokens_per_step=256, max_model_len=256
+            block_size=4,
+            blocks=(blocks,),
+            windows=(None,),
+            max_rows=max_rows,
+            max_tokens_per_step=256,
+            max_model_len=256,
         )
         return EngineLoop(
             Scheduler(limits, key=b"test" * 8, log=log, verify=True, **scheduler),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from headway.engine.profile import saved_profile, step_time
 from headway.executor.model import ModelExecutor
 from headway.model.load import Model, ModelInfo, load
 from headway.model.source import DEFAULT_MODEL, Progress
+from headway.ops import native
+from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
 from headway.roofline.step import StepTime
@@ -33,6 +36,8 @@ from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
 from headway.text.template import ChatTemplate
 from headway.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 PREFIX_TTL_SECONDS = 30 * 60.0  # an unused cached prefix is forgotten after this
 
@@ -98,7 +103,14 @@ class Engine:
 
 
 def make_backend(name: str, threads: int) -> Backend:
-    """The backend called `name`; "auto" is native where its module was built, else reference."""
+    """The backend called `name`; "auto" is native where its kernels were built, else reference, with a warning."""
+    missing = native.why_not()
+    if missing is None and name != "reference":
+        return NativeBackend(threads)
+    if name == "native":
+        raise BadInput("--backend", f"native cannot be used. {missing}")
+    if name == "auto":
+        logger.warning("Serving with numpy, many times slower. %s", missing)
     return ReferenceBackend()
 
 

@@ -159,7 +159,11 @@ class Backend(Protocol):
     name: str
     deterministic: bool  # a row's result never depends on its neighbours or on how its prompt was cut
     kv_dtype_bytes: float  # bytes per cached number
-    math: str  # number format it multiplies most in, as hardware profiles name them: "fp32", "bf16", "int8"
+
+    @property
+    def math(self) -> str:
+        """Number format it multiplies most weights in, as hardware profiles name them: "fp32", "bf16", "int8"."""
+        ...
 
     @property
     def weight_bytes(self) -> int:

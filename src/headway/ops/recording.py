@@ -67,9 +67,12 @@ class RecordingBackend:
         self.name = f"recording({inner.name})"
         self.deterministic = inner.deterministic
         self.kv_dtype_bytes = inner.kv_dtype_bytes
-        self.math = inner.math
         self.recorded = 0
         self._layout: CacheLayout | None = None
+
+    @property
+    def math(self) -> str:
+        return self._inner.math
 
     @property
     def weight_bytes(self) -> int:

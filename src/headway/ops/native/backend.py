@@ -79,7 +79,7 @@ class NativeBackend:
         self.kv_dtype_bytes = 4.0 if kv_dtype == "f32" else 2.0
         self._weights, self._group = weights, group
         self._groups = 0
-        self.weight_bytes = 0
+        self._bytes = dict.fromkeys(("int8", "bf16", "fp32"), 0)  # of weights, by what they are multiplied in
 
     @property
     def kernels(self) -> str:
@@ -90,10 +90,18 @@ class NativeBackend:
     def threads(self) -> int:
         return self._engine.threads
 
+    @property
+    def weight_bytes(self) -> int:
+        return sum(self._bytes.values())
+
+    @property
+    def math(self) -> str:
+        return max(self._bytes, key=self._bytes.__getitem__)
+
     def prepare(self, weight: Weight) -> Prepared:
         """Pack a matrix for the kernels, on all threads; a vector becomes float32."""
         if len(weight.shape) == 1:
-            self.weight_bytes += 4 * weight.shape[0]
+            self._bytes["fp32"] += 4 * weight.shape[0]
             return self._module.Vector(np.ascontiguousarray(weight.dequantise()))
         out, inputs = weight.shape
         target, group = "", 0
@@ -105,7 +113,8 @@ class NativeBackend:
             matrix = self._engine.pack(data, weight.format, out, inputs, target, group)
         except ValueError as error:
             raise ModelFileError(f"tensor {weight.name}: {error}") from None
-        self.weight_bytes += matrix.nbytes
+        integer = target or weight.format.startswith("q")
+        self._bytes["int8" if integer else "fp32" if weight.format == "f32" else "bf16"] += matrix.nbytes
         return matrix
 
     def allocate(self, layout: CacheLayout) -> None:

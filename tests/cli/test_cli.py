@@ -1,0 +1,104 @@
+"""The command line as a user meets it, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headway.cli import VERBS
+
+
+def headway(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "headway", *args], capture_output=True, text=True)
+
+
+def test_help_lists_every_verb_and_imports_nothing_heavy() -> None:
+    code = "import sys; from headway.cli import usage; print(usage()); print([m for m in HEAVY if m in sys.modules])"
+    code = code.replace("HEAVY", "('numpy', 'typer', 'msgspec')")
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert all(verb in shown for verb in VERBS)
+    assert shown.endswith("[]\n")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb: str) -> None:
+    shown = headway(verb, "--help")
+    assert shown.returncode == 0 and "Usage" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["bogus"], "'bogus' is not a verb; choose from demo"),
+        (["generate"], "--prompt: give either --prompt TEXT or --input FILE"),
+        (["generate", "--prompt", "x", "--temperature", "-1"], "temperature: -1.0 is not a number from 0"),
+        (["generate", "no/such/model", "--prompt", "x"], "no/such/model"),
+        (["generate", "--prompt", "x", "--kv-cache-gib", "100000"], "--kv-cache-gib: 100000 does not fit"),
+        (["chat", "--backend", "cuda"], "--backend: 'cuda' is not one of auto, native, reference"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(args: list[str], sentence: str) -> None:
+    shown = headway(*args)
+    assert shown.returncode == 2
+    assert sentence in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_demo_streams_an_answer_and_its_cost() -> None:
+    shown = headway("demo", "--max-tokens", "12")
+    assert shown.returncode == 0
+    assert "Paris" in shown.stdout
+    assert all(word in shown.stderr for word in ("TTFT", "TPOT", "tokens/s", "KV cache"))
+
+
+def test_generate_from_a_file_resumes_where_it_stopped(tmp_path: Path) -> None:
+    given, made = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    jobs = [
+        {"id": "a", "prompt": "The capital of France is"},
+        {"id": "b", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+        {"id": "c", "prompt": "x" * 100_000},
+    ]
+    given.write_text("".join(json.dumps(job) + "\n" for job in jobs))
+    made.write_text(json.dumps({"id": "a", "text": "kept"}) + "\n" + '{"id": "b", "te')  # killed while writing b
+    shown = headway("generate", "--input", str(given), "--output", str(made), "--max-tokens", "3")
+    assert shown.returncode == 0, shown.stderr
+    results = {line["id"]: line for line in map(json.loads, made.read_text().splitlines())}
+    assert results["a"] == {"id": "a", "text": "kept"}
+    assert len(results["b"]["tokens"]) == 2
+    assert "leave no room" in results["c"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{", "--input line 1: not a JSON object"),
+        ('{"promt": "x"}', "--input line 1: needs"),
+        ('{"prompt": "x", "temprature": 1}', "unknown fields: temprature"),
+        ('{"prompt": "x", "top_p": 7}', "--input line 1: top_p: 7.0 is not a number"),
+        ('{"prompt": 5}', '"prompt" is a text or a list'),
+    ],
+)
+def test_a_bad_line_is_named_before_anything_runs(tmp_path: Path, line: str, sentence: str) -> None:
+    given = tmp_path / "in.jsonl"
+    given.write_text(line + "\n")
+    shown = headway("generate", "--input", str(given), "--output", str(tmp_path / "out.jsonl"))
+    assert shown.returncode == 2
+    assert sentence in shown.stderr
+
+
+def test_json_has_the_ids_and_the_times() -> None:
+    shown = headway("generate", "--prompt", "The capital of France is", "--max-tokens", "2", "--json")
+    answer = json.loads(shown.stdout)
+    assert answer["text"].startswith(" Paris") and len(answer["tokens"]) == 2
+    assert answer["ttft_ms"] > 0 and answer["prompt_tokens"] == 5
+
+
+def test_doctor_says_what_the_machine_has() -> None:
+    report = json.loads(headway("doctor", "--json").stdout)
+    assert report["threads"] >= 1 and max(report["read_bandwidth"].values()) > 1e8
+    assert [one["batch"] for one in report["decode"]] == [1, 8, 32]
+    assert report["decode"][0]["tokens_per_second"] <= report["decode"][2]["tokens_per_second"]

@@ -1,0 +1,61 @@
+"""Where the bytes go, and what the machine gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headway.core.errors import BadInput
+from headway.engine.machine import free_memory, usable_cores
+from headway.engine.memory import GIB, RESERVE, MemoryPlan, plan_memory
+from headway.roofline.shape import KVGroup
+
+GROUP = KVGroup("full", (0, 1), heads=2, key_width=64, value_width=64, dtype_bytes=4.0)
+BLOCK = 2 * 2 * 128 * 4 * 32  # layers x heads x (key + value) x float32 x slots
+
+
+def plan(**changes: object) -> MemoryPlan:
+    known = {"block_size": 32, "max_rows": 4, "max_len": 1024, "weights": GIB, "activations": GIB, "free": 8 * GIB}
+    return plan_memory((GROUP,), **(known | changes))  # type: ignore[arg-type]
+
+
+def test_the_default_cache_serves_the_largest_batch_at_full_context() -> None:
+    assert plan().blocks == (4 * 33,)
+    assert plan().kv == 4 * 33 * BLOCK
+
+
+def test_the_default_cache_takes_at_most_a_quarter_of_what_is_left() -> None:
+    small = plan(max_rows=10**6)
+    assert small.kv == (8 * GIB - 2 * GIB - RESERVE) // 4 // BLOCK * BLOCK
+
+
+def test_the_wanted_cache_is_the_cache() -> None:
+    assert plan(kv_cache_gib=0.5).blocks == (GIB // 2 // BLOCK,)
+
+
+@pytest.mark.parametrize("gib", [6.0, 0.00001])
+def test_a_cache_that_cannot_be_is_refused(gib: float) -> None:
+    with pytest.raises(BadInput, match="--kv-cache-gib"):
+        plan(kv_cache_gib=gib)
+
+
+def test_the_terms_add_up_to_what_is_free() -> None:
+    made = plan(kv_cache_gib=1.0)
+    left = float(dict(made.lines())["left free"].split()[0])
+    assert left == pytest.approx((made.free - made.weights - made.activations - made.kv - made.reserve) / GIB, abs=0.01)
+
+
+@pytest.mark.parametrize(("quota", "most"), [("max 100000", 10**6), ("100000 100000", 1), ("50000 100000", 1)])
+def test_cores_respect_the_container(tmp_path: Path, quota: str, most: int) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    assert 1 <= usable_cores(tmp_path) <= most
+
+
+def test_memory_respects_the_container(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    8000000 kB\n")
+    assert free_memory(tmp_path, meminfo) == 8_000_000 * 1024
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    assert free_memory(tmp_path, meminfo) == 600_000
