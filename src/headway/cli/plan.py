@@ -28,7 +28,8 @@ SETUP = {  # options every verb about one deployment has: name -> (type, flags, 
     "kv": (str, ("--kv", "--kv-precision"), None, "Cache: bf16, fp8, int8; default: the checkpoint's, else 16 bits."),
     "math": (str, ("--math",), None, "Format of the arithmetic; default: what the device multiplies such weights in."),
     "peak_tflops": (float, ("--peak-tflops",), None, "Peak TFLOP/s of one device, in place of the catalogue's."),
-    "mode": (str, ("--mode",), "textbook", "textbook (full N, no overhead) or exact (as the scheduler counts)."),
+    "mode": (str, ("--mode",), "textbook", "textbook (full N, no overhead), exact (the scheduler's), or calibrated."),
+    "engine": (str, ("--engine",), "vllm", "Whose measured constants calibrated mode takes: vllm, sglang, trtllm."),
     "all_reduce": (str, ("--all-reduce",), None, "Count communication: ring or one-shot."),
     "link_latency_us": (float, ("--link-latency-us",), 2.0, "Microseconds per hop of an all-reduce."),
     "link_gbs": (float, ("--link-gbs",), None, "GB/s per direction of a link, in place of the catalogue's."),
@@ -282,6 +283,37 @@ def explain(
     if html:
         report.write_page(report.explain_page(answer, commands.frontier(setup, context)), html)
     show(answer, render.explain, json)
+
+
+@verb("estimate")
+def estimate(
+    setup: Setup,
+    concurrency: Annotated[int, typer.Option("--concurrency", help="Requests in flight.")] = 64,
+    input_tokens: Annotated[int, typer.Option("--input-tokens", help="Mean length of a prompt.")] = 2000,
+    output_tokens: Annotated[int, typer.Option("--output-tokens", help="Mean length of an answer.")] = 500,
+    json: Json = False,
+) -> None:
+    """TTFT and TPOT of served requests, from constants fitted on public runs, with their range."""
+    from headway.plan import estimates, render
+
+    replica = setup.replica()
+    deployment = estimates.served(
+        replica.shape, replica.hardware, setup.engine, replica.precision, setup.gpus, concurrency, input_tokens,
+        output_tokens, setup.kv,
+    )  # fmt: skip
+    show(estimates.estimate(deployment), render.estimate, json)
+
+
+@app.command("score")
+def score(
+    file: Annotated[Path, typer.Argument(help="A CSV of measured runs, with the columns of silicon_runs.csv.")],
+    json: Json = False,
+) -> None:
+    """Hold calibrated predictions against measured runs: error, bias, coverage of the range, abstentions."""
+    from headway.plan import render
+    from headway.plan.score import score as scored
+
+    show(scored(file), render.score, json)
 
 
 @app.command("search")

@@ -10,19 +10,19 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import BadInput
-from headway.plan.models import load_shape
+from headway.plan.models import load_device, load_shape
 from headway.roofline import capacity as capacities
-from headway.roofline.collectives import all_reduce_of
+from headway.roofline.collectives import all_reduce_of, served_all_reduce
 from headway.roofline.cost import price_ratio, price_table, token_cost
 from headway.roofline.frontier import frontier as trace_frontier
-from headway.roofline.hardware import Hardware, find_hardware
+from headway.roofline.hardware import Hardware
 from headway.roofline.levers import levers as lever_table
 from headway.roofline.shape import store_as
 from headway.roofline.speculation import Draft
-from headway.roofline.step import ACTIVATION_BYTES, Layout, StepCost, StepTime, decode_step
+from headway.roofline.step import ACTIVATION_BYTES, Efficiency, Layout, StepCost, StepTime, decode_step
 from headway.roofline.textbook import Replica, best_degree_continuous, decode, deploy, prefill, share, tensor_parallel
 
-MODES = ("textbook", "exact")
+MODES = ("textbook", "exact", "calibrated")
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -41,6 +41,7 @@ class Setup(msgspec.Struct, frozen=True):
     link_gbs: float | None = None
     overhead_us: float = 0.0
     skew: float = 0.0
+    engine: str = "vllm"
 
     def replica(self) -> Replica:
         """The deployment in textbook terms.
@@ -56,7 +57,7 @@ class Setup(msgspec.Struct, frozen=True):
             )
         if self.hardware is None:
             raise BadInput("--hardware", "missing; a catalogued device, such as h100-sxm")
-        device = find_hardware(self.hardware)
+        device = load_device(self.hardware)
         replica = deploy(
             load_shape(self.model), device, self.gpus, precision=self.precision, kv=self.kv, math=self.math,
             peak=None if self.peak_tflops is None else self.peak_tflops * 1e12,
@@ -84,12 +85,17 @@ class Setup(msgspec.Struct, frozen=True):
             raise BadInput("--link-gbs", f"{device.name} has no catalogued link; give its GB/s per direction")
         return device.link.bandwidth
 
-    def step_time(self, replica: Replica) -> StepTime:
-        """The same deployment in exact mode."""
+    def step_time(self, replica: Replica, efficiency: Efficiency | None = None) -> StepTime:
+        """The same deployment in exact mode: the bound, or an estimate with measured efficiencies, whose all-reduces
+        are then counted too."""
         shape = replica.shape if self.precision is None else store_as(replica.shape, self.precision)
-        return StepTime(
-            shape, replica.hardware, Layout(self.gpus), math=replica.math, all_reduce=replica.all_reduce, skew=self.skew
+        reduce = (
+            served_all_reduce(replica.hardware) if efficiency and replica.all_reduce is None else replica.all_reduce
         )
+        return StepTime(
+            shape, replica.hardware, Layout(self.gpus), math=replica.math, efficiency=efficiency, all_reduce=reduce,
+            skew=self.skew,
+        )  # fmt: skip
 
 
 def heading(setup: Setup, replica: Replica) -> dict[str, Any]:
@@ -105,9 +111,21 @@ def heading(setup: Setup, replica: Replica) -> dict[str, Any]:
 def step(setup: Setup, batch: int, context: int, mbu: float | None = None) -> dict[str, Any]:
     """One decode step (B3). With `mbu` the bound's roof is divided by it and the answer is an estimate."""
     replica = setup.replica()
-    cost = _step_cost(setup, replica, batch, context)
     answer = heading(setup, replica)
+    constants, notes = None, _notes(replica)
+    if setup.mode == "calibrated":
+        from headway.plan.estimates import calibrated_step
+
+        constants, reason = calibrated_step(
+            replica.shape, replica.hardware, setup.engine, replica.precision, setup.gpus
+        )
+        notes += [f"abstains, so this is the exact bound: {reason}"] if reason else []
+    cost = _step_cost(setup, replica, batch, context, constants.efficiency if constants else None)
     seconds = cost.seconds
+    if constants:
+        answer |= {
+            "kind": "estimate", "engine": setup.engine, "p10": seconds * constants.low, "p90": seconds * constants.high
+        }  # fmt: skip
     if mbu is not None:
         share("--mbu", mbu)
         apart = cost.terms["all_reduce"] + cost.terms["overhead"]
@@ -116,18 +134,20 @@ def step(setup: Setup, batch: int, context: int, mbu: float | None = None) -> di
         "batch": batch, "context": context, "seconds": seconds, "tokens_per_second": batch / seconds,
         "tokens_per_second_per_user": 1.0 / seconds, "tokens_per_second_per_gpu": batch / seconds / setup.gpus,
         "binds": cost.binds, "largest_term": cost.largest, "terms": cost.terms,
-        "fits": batch <= _memory_batch(setup, replica, context), "notes": _notes(replica),
+        "fits": batch <= _memory_batch(setup, replica, context), "notes": notes,
     }  # fmt: skip
 
 
-def _step_cost(setup: Setup, replica: Replica, batch: int, context: int) -> StepCost:
+def _step_cost(
+    setup: Setup, replica: Replica, batch: int, context: int, efficiency: Efficiency | None = None
+) -> StepCost:
     if batch < 1:
         raise BadInput("--batch", f"{batch}; accepted: a whole number from 1")
     if setup.mode == "textbook":
         return decode(replica, batch, context)
     if context < 0:
         raise BadInput("--context", f"{context}; accepted: a whole number from 0")
-    cost = setup.step_time(replica).explain(decode_step(replica.shape, batch, context))
+    cost = setup.step_time(replica, efficiency).explain(decode_step(replica.shape, batch, context))
     extra = cost.terms["overhead"] + replica.overhead
     return StepCost(cost.seconds + replica.overhead, cost.binds, cost.terms | {"overhead": extra})
 
@@ -178,7 +198,7 @@ def capacity(setup: Setup, context: int, tpot_ms: float | None = None, reserve_g
     replica = setup.replica()
     tpot = None if tpot_ms is None else tpot_ms * 1e-3
     found = capacities.capacity(replica, context, tpot, reserve_gb * 1e9)
-    if setup.mode == "exact":
+    if setup.mode != "textbook":
         found = capacities.with_memory(found, _memory_batch(setup, replica, context, reserve_gb * 1e9))
     answer = heading(setup, replica) | {"context": context, "tpot_ms": tpot_ms} | msgspec.to_builtins(found)
     if found.batch:

@@ -11,6 +11,8 @@ from headway.core.errors import BadInput
 from headway.roofline.catalogue import find_model, model_config
 from headway.roofline.config import shape_from_config
 from headway.roofline.from_gguf import shape_from_gguf
+from headway.roofline.hardware import Hardware, find_hardware
+from headway.roofline.probe import device_of, load_profile
 from headway.roofline.shape import ModelShape
 
 LARGEST_CONFIG = 16 << 20  # bytes; a real config.json has a few thousand
@@ -38,6 +40,20 @@ def load_shape(reference: str) -> ModelShape:
     if model_config(reference) is None and reference.count("/") == 1:
         return shape_from_config(_hub_config(reference), reference)
     return find_model(reference)
+
+
+def load_device(reference: str, field: str = "--hardware") -> Hardware:
+    """A catalogued device, `this-machine` (measured by `headway probe`), or a profile's .json file."""
+    if reference.endswith(".json"):
+        return device_of(load_profile(reference))
+    if reference == "this-machine":
+        from headway.engine.profile import saved_profile
+
+        profile = saved_profile()
+        if profile is None:
+            raise BadInput(field, "this machine was not measured yet; run `headway probe`")
+        return device_of(profile)
+    return find_hardware(reference, field)
 
 
 def _from_files(config: Path, quantisation: Path, name: str) -> ModelShape:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.plan.models import load_device
 from headway.plan.traffic import Target, Traffic, from_trace
 from headway.roofline.hardware import Hardware, find_hardware, hardware_catalogue
 
@@ -53,7 +54,7 @@ def devices(text: str) -> tuple[Hardware, ...]:
             device for device in hardware_catalogue().values()
             if device.price and device.peaks and device.name != "h100-rounded-1e15"
         )  # fmt: skip
-    found = {device.name: device for device in (find_hardware(name.strip()) for name in text.split(","))}
+    found = {device.name: device for device in (load_device(name.strip()) for name in text.split(","))}
     return tuple(found.values())
 
 

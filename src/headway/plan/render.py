@@ -67,6 +67,7 @@ def step(a: Answer) -> str:
     lines = [
         title(a),
         f"decode step, batch {a['batch']}, context {a['context']}: {seconds(a['seconds'])}, bound by {a['binds']}",
+        *([f"range p10-p90: {seconds(a['p10'])} to {seconds(a['p90'])} ({a['engine']})"] if "p10" in a else []),
         f"{a['tokens_per_second']:,.0f} tok/s, {a['tokens_per_second_per_user']:,.1f} tok/s per user",
         waterfall(a["terms"], a["seconds"]),
     ]
@@ -241,3 +242,35 @@ def audit(a: Answer) -> str:
     unchecked = sorted(a["unchecked"].items(), key=lambda item: -item[1])
     lines += [f"not checked: {number} x {reason}" for reason, number in unchecked[:10]]
     return "\n".join(lines)
+
+
+def estimate(a: Answer) -> str:
+    lines = [
+        f"{a['model']} on {a['gpus']} x {a['hardware']}, {a['engine']} {a['precision']}: {a['kind'].upper()}",
+        f"{a['concurrency']:g} requests in flight, {a['input_tokens']:g} tokens in, {a['output_tokens']:g} out",
+    ]
+    for name in ("ttft", "tpot"):
+        found, bound = a[name], seconds(a["bound_" + name])
+        spread = (
+            f"{seconds(found['p50'])}, p10-p90 {seconds(found['p10'])} to {seconds(found['p90'])}; " if found else ""
+        )
+        lines.append(f"{name.upper()}: {spread}bound {bound}")
+    if a["abstained"]:
+        lines.append(f"abstains: {a['abstained']}")
+    elif a["terms"]:
+        lines.append(waterfall(a["terms"], a["seconds"]))
+    return "\n".join(lines)
+
+
+def score(a: Answer) -> str:
+    def figure(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1f}"
+
+    columns = ("mape", "median", "bias", "coverage", "abstained")
+    rows = [
+        [f"{metric} {kind}", str(part["n"]), *(figure(part[key]) for key in columns)]
+        for metric in ("tpot", "ttft") for kind, part in a[metric].items()
+    ]  # fmt: skip
+    head = ["percent", "rows", "mean error", "median", "bias", "in range", "abstained"]
+    groups = [[f"{g['model']} {g['system']} {g['backend']}", str(g["n"]), figure(g["mape"])] for g in a["groups"]]
+    return table(head, rows) + "\n\n" + table(["group (TPOT)", "rows", "mean error"], groups)

@@ -1,0 +1,89 @@
+"""From bound to estimate: calibrated steps and served requests, with their range, or a bound and why it abstains."""
+
+from __future__ import annotations
+
+from math import exp
+from typing import Any
+
+import msgspec
+
+from headway.core.errors import BadInput
+from headway.roofline.calibrate import Calibration, Estimate, calibration, group_of, spread_class
+from headway.roofline.deployment import Deployment
+from headway.roofline.hardware import Hardware
+from headway.roofline.shape import ModelShape, nominal_bytes
+from headway.roofline.step import Efficiency
+
+ENGINES = ("vllm", "sglang", "trtllm")
+# names of the calibration's precisions by the format weights are stored in
+PRECISIONS = {
+    "bf16": "bf16",
+    "fp16": "bf16",
+    "fp8": "fp8",
+    "nvfp4": "fp4",
+    "mxfp4": "fp4",
+    "fp4": "fp4",
+    "int4": "int4",
+}
+
+
+class Calibrated(msgspec.Struct, frozen=True):
+    """What the calibration says of steps of one deployment: constants, and factors from the middle to p10 and p90."""
+
+    efficiency: Efficiency
+    low: float
+    high: float
+
+
+def calibrated_step(
+    shape: ModelShape, hardware: Hardware, engine: str, precision: str, gpus: int
+) -> tuple[Calibrated | None, str]:
+    """The calibrated constants, or None and the reason for abstaining."""
+    known = calibration()
+    deployment = served(shape, hardware, engine, precision, gpus, 1, 1024, 1024)
+    reason = known.outside(msgspec.structs.replace(deployment, concurrency=known.region.concurrency[0]))
+    if reason:
+        return None, reason
+    seen = group_of(deployment) in known.region.groups
+    low, high = known.spread["tpot"][spread_class(deployment, seen)]
+    efficiency = known.efficiency(shape, hardware, engine, deployment.precision, gpus)
+    return Calibrated(efficiency, exp(low), exp(high)), ""
+
+
+def served(
+    shape: ModelShape, hardware: Hardware, engine: str, precision: str, gpus: int, concurrency: float,
+    input_tokens: float, output_tokens: float, kv: str | None = None,
+) -> Deployment:  # fmt: skip
+    """A deployment as the calibration describes it: a closed loop of equal requests.
+
+    Raises:
+        BadInput: an unknown engine, or numbers that are none.
+    """
+    if engine not in ENGINES:
+        raise BadInput("--engine", f"{engine!r}; accepted: {', '.join(ENGINES)}")
+    for field, value in (
+        ("--concurrency", concurrency), ("--input-tokens", input_tokens), ("--output-tokens", output_tokens),
+        ("--gpus", gpus),
+    ):  # fmt: skip
+        if not 0 < value < float("inf"):
+            raise BadInput(field, f"{value:g}; accepted: a number above 0")
+    cached = [group.dtype_bytes for group in shape.groups if group.kind != "state"]
+    width = nominal_bytes(kv, "--kv") if kv else max(cached, default=2.0)
+    return Deployment(
+        shape, hardware, engine, concurrency, input_tokens, output_tokens,
+        precision=PRECISIONS.get(precision, precision), cache_bytes=width, gpus=gpus,
+    )  # fmt: skip
+
+
+def estimate(deployment: Deployment, known: Calibration | None = None) -> dict[str, Any]:
+    """TTFT and TPOT of served requests with p10-p90 ranges, or bounds and the reason for abstaining."""
+    found: Estimate = (known or calibration()).predict(deployment)
+    tpot = found.tpot.p50 if found.tpot else found.bound_tpot
+    return {
+        "model": deployment.shape.name, "hardware": deployment.hardware.name, "gpus": deployment.gpus,
+        "engine": deployment.engine, "precision": deployment.precision, "mode": "calibrated", "kind": found.label,
+        "concurrency": deployment.concurrency, "input_tokens": deployment.prompt, "output_tokens": deployment.output,
+        "tpot": msgspec.to_builtins(found.tpot), "ttft": msgspec.to_builtins(found.ttft),
+        "bound_tpot": found.bound_tpot, "bound_ttft": found.bound_ttft, "abstained": found.reason,
+        "seconds": tpot, "tokens_per_second": deployment.concurrency / tpot, "terms": found.terms,
+    }  # fmt: skip

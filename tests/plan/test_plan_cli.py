@@ -1,0 +1,205 @@
+"""`headway plan`: the JSON contract, files it writes, and one sentence with exit code 2 for bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.cli import main
+
+STEP = ["step", "--model", "llama-3.1-8b", "--hardware", "h100-sxm"]
+
+
+def plan(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Standard output of `headway plan ...`, which must succeed."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", *arguments])
+    assert stopped.value.code in (0, None)
+    return capsys.readouterr().out
+
+
+def answer(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(plan([*arguments, "--json"], capsys))
+    return found
+
+
+def test_step(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer([*STEP, "--batch", "64", "--context", "4096"], capsys)
+    assert found["seconds"] == pytest.approx(0.01505, rel=1e-3)
+    assert found["tokens_per_second"] == pytest.approx(4252, rel=1e-3)
+    assert (found["binds"], found["kind"], found["largest_term"]) == ("memory", "bound", "kv")
+    memory = found["terms"]["weights"] + found["terms"]["kv"]
+    assert memory == pytest.approx(found["seconds"])
+    assert answer([*STEP, "--batch", "512", "--context", "0"], capsys)["binds"] == "compute"
+
+
+def test_step_divided_by_a_measured_share_is_called_an_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+    bound = answer([*STEP], capsys)
+    estimate = answer([*STEP, "--mbu", "0.8"], capsys)
+    assert estimate["kind"] == "estimate"
+    assert estimate["seconds"] == pytest.approx(bound["seconds"] / 0.8)
+    assert "BOUND" in plan([*STEP], capsys) and "ESTIMATE" in plan([*STEP, "--mbu", "0.8"], capsys)
+
+
+def test_exact_mode_reads_no_embedding(capsys: pytest.CaptureFixture[str]) -> None:
+    textbook, exact = answer([*STEP], capsys), answer([*STEP, "--mode", "exact"], capsys)
+    assert exact["seconds"] < textbook["seconds"]
+    assert exact["terms"]["head"] > 0
+
+
+def test_capacity(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["capacity", "--model", "llama-3.1-8b", "--hardware", "h100-sxm", "--context", "4096"]
+    assert answer(base, capsys)["batch"] == 119
+    found = answer([*base, "--tpot-ms", "12"], capsys)
+    assert (found["batch"], found["limited_by"]) == (44, "tpot-memory")
+    assert answer([*base, "--model", "llama-3.1-405b"], capsys)["limited_by"] == "nothing fits"
+    beacon = ["--model", "llama-3.1-405b", "--gpus", "8", "--precision", "fp8", "--kv", "fp8", "--context", "8192"]
+    assert answer([*base, *beacon], capsys)["batch"] == pytest.approx(110, rel=0.02)
+
+
+def test_tensor_parallel(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["tp", "--model", "llama-3.1-70b", "--hardware", "h100-sxm", "--degrees", "1,2,4,8"]
+    two = answer([*base, "--link-latency-us", "2"], capsys)
+    assert two["seconds"]["8"] == pytest.approx(0.00976, rel=3e-3)
+    assert two["best_degree"] == 8
+    assert two["best_degree_continuous"] == pytest.approx(8.1, rel=0.01)
+    five = answer([*base, "--link-latency-us", "5"], capsys)
+    assert five["best_degree"] == 4 and five["seconds"]["8"] > five["seconds"]["4"]
+
+
+def test_frontier(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    base = ["frontier", "--model", "llama-3.1-8b", "--hardware", "h100-sxm", "--context", "4096"]
+    rows, plot = tmp_path / "points.csv", tmp_path / "curve.svg"
+    found = answer([*base, "--csv", str(rows), "--plot", str(plot)], capsys)
+    assert found["ceiling"] == pytest.approx(6240, rel=1e-3)
+    assert found["knee"] == pytest.approx(295, rel=2e-3)
+    assert 400 < found["critical_context"] < 440
+    keys = {"batch", "tokens_per_second_per_user", "tokens_per_second_per_gpu", "fits"}
+    assert all(keys <= point.keys() for point in found["points"])
+    assert len(list(csv.DictReader(rows.open()))) == len(found["points"])
+    assert plot.read_text().lstrip().startswith("<?xml")
+    mixture = ["frontier", "--model", "deepseek-v3", "--hardware", "h100", "--precision", "bf16"]
+    assert answer(mixture, capsys)["knee"] == pytest.approx(5400, rel=0.02)
+
+
+def test_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    node = ["cost", "--model", "llama-3.1-70b", "--hardware", "h100-sxm", "--gpus", "8", "--batch", "185"]
+    found = answer([*node, "--context", "8192", "--price", "2"], capsys)
+    assert found["usd_per_million_output"] == pytest.approx(0.57, rel=0.01)
+    assert found["usd_per_million_input"] == pytest.approx(0.16, rel=0.02)
+    dated = answer([*node, "--context", "8192"], capsys)
+    assert "2026" in dated["price_source"]
+    reduced = answer([*node, "--context", "8192", "--price", "2", "--all-reduce", "ring"], capsys)
+    assert reduced["usd_per_million_output"] == pytest.approx(0.72, rel=0.02)
+
+
+def test_cost_table_alone_is_the_first_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row["batch"]: row for row in answer(["cost", "--table"], capsys)["rows"]}
+    for batch, dollars in {1: 100.75, 8: 12.59, 64: 1.57, 256: 0.39}.items():
+        assert rows[batch]["usd_per_million_output"] == pytest.approx(dollars, rel=0.015)
+        assert rows[batch]["usd_per_million_input"] == pytest.approx(1.35, rel=0.005)
+        assert rows[batch]["fits"] == (batch < 256)
+    assert rows[256]["kv_gb"] == pytest.approx(541, rel=0.01)
+    assert "NO: 541 GB of 234" in plan(["cost", "--table"], capsys)
+
+
+def test_ratio_and_levers(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--model", "llama-3.1-8b", "--hardware", "h100-sxm"]
+    assert answer(["ratio", *common], capsys)["ratio"] == pytest.approx(7.2, rel=0.01)
+    table = answer(["levers", *common], capsys)["levers"]
+    assert {"weights", "kv", "prefill", "steps per token"} <= {row["term"] for row in table}
+
+
+def test_explain_says_what_binds_and_what_would_then(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    base = ["explain", "--model", "llama-3.1-8b", "--hardware", "h100-sxm", "--tpot-ms", "30", "--html", str(page)]
+    found = answer(base, capsys)
+    assert (found["capacity"], found["limited_by"], found["largest_term"]) == (119, "memory", "kv")
+    changes = {row["change"]: row for row in found["sensitivities"]}
+    assert changes["8-bit KV cache"]["batch"] == pytest.approx(2, rel=0.02)
+    assert changes["arithmetic +10 %"]["throughput"] == pytest.approx(1)
+    self_contained(page)
+
+
+def self_contained(page: Path) -> None:
+    """The page opens offline: nothing in it is fetched."""
+    text = page.read_text()
+    assert text.startswith("<!doctype html>") and "<svg" in text
+    fetched = re.findall(r"""(?:src|href)\s*=\s*["']([^"'#]+)|@import|url\((?!["']?(?:#|data:))""", text)
+    assert [target for target in fetched if target] == []
+    assert "<script" not in text
+
+
+def test_a_gguf_header_and_a_folder_are_models_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = answer(["step", "--model", str(tmp_path), "--hardware", "h100"], capsys)
+    assert found["terms"]["kv"] == pytest.approx(2 * 2 * 16 * 2 * 2 * 4096 / 3.35e12)
+
+
+BAD = {
+    "degree that splits no heads": (["tp", *STEP[1:], "--degrees", "3"], "--degrees: 3"),
+    "degrees that are words": (["tp", *STEP[1:], "--degrees", "two"], "--degrees: 'two'"),
+    "device": (["step", "-m", "llama-3.1-8b", "--hardware", "h999"], "--hardware: 'h999'"),
+    "no device": (["step", "-m", "llama-3.1-8b"], "--hardware: missing"),
+    "model": (["step", "-m", "nothing", "--hardware", "h100"], "--model: 'nothing'"),
+    "no model": (["step", "--hardware", "h100"], "--model: missing"),
+    "batch": ([*STEP, "--batch", "-1"], "--batch: -1"),
+    "zero batch": ([*STEP, "--batch", "0"], "--batch: 0"),
+    "context": ([*STEP, "--context", "-5"], "--context: -5"),
+    "exact context": ([*STEP, "--context", "-5", "--mode", "exact"], "--context: -5"),
+    "exact heads": ([*STEP, "--gpus", "3", "--mode", "exact"], "--gpus: 3 does not divide the 32 attention heads"),
+    "gpus": ([*STEP, "--gpus", "0"], "--gpus: 0"),
+    "precision": ([*STEP, "--precision", "fp3"], "--precision: 'fp3'"),
+    "cache": ([*STEP, "--kv", "fp3"], "--kv: 'fp3'"),
+    "math": ([*STEP, "--math", "fp4"], "--math: 'fp4'"),
+    "mode": ([*STEP, "--mode", "guess"], "--mode: 'guess'"),
+    "mbu": ([*STEP, "--mbu", "1.5"], "--mbu: 1.5"),
+    "peak": ([*STEP, "--peak-tflops", "-1"], "--peak-tflops"),
+    "latency": (["tp", "-m", "llama-3.1-8b", "--hardware", "h100", "--link-latency-us", "-1"], "--link-latency-us: -1"),
+    "no link": ([*STEP[:-1], "m4-max", "--all-reduce", "ring"], "--link-gbs: m4-max has no catalogued link"),
+    "all-reduce": ([*STEP, "--all-reduce", "tree"], "--all-reduce: 'tree'"),
+    "target": (["capacity", *STEP[1:], "--tpot-ms", "-3"], "--tpot-ms: -3"),
+    "capacity context": (["capacity", *STEP[1:], "--context", "0"], "--context: 0"),
+    "price": (["cost", *STEP[1:], "--price", "-2"], "--price: -2"),
+    "no price": (["cost", *STEP[1:-1], "m4-max"], "--price: no price is catalogued for m4-max"),
+    "nothing to price": (["cost", "-m", "llama-3.1-405b", "--hardware", "h100"], "--batch: no batch is possible"),
+    "utilisation": (["cost", *STEP[1:], "--utilisation", "0"], "--utilisation: 0"),
+    "hits": (["cost", *STEP[1:], "--cache-hit", "2"], "--cache-hit: 2"),
+    "frontier batches": (["frontier", *STEP[1:], "--batches", "0,1"], "--batch: 0"),
+    "plot": (["frontier", *STEP[1:], "--plot", "curve.pdf"], "--plot: curve.pdf"),
+    "ratio without a peak": (["ratio", *STEP[1:-1], "m4-max"], "--peak-tflops"),
+    "folder": (["step", "-m", ".", "--hardware", "h100"], "--model: . has no config.json"),
+    "curve": (["levers", *STEP[1:], "--acceptance-curve", "a,b"], "--acceptance-curve: 'a,b'"),
+    "audit": (["audit", "nowhere.csv"], "FILE: cannot read nowhere.csv"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence_that_names_the_field(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments, sentence = BAD[name]
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", *arguments])
+    printed = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1 and printed.out == ""
+
+
+def test_a_config_that_is_not_a_language_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "step", "--model", str(tmp_path), "--hardware", "h100"])
+    assert stopped.value.code == 2
+    assert "config.json model_type: 'vit' is not a language model" in capsys.readouterr().err

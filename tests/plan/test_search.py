@@ -1,0 +1,228 @@
+"""`headway plan search` and `audit`: rankings that obey the targets, and verdicts that hold in court."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headway.core.errors import BadInput
+from headway.plan import options, report
+from headway.plan.audit import audit, fewest_bytes, judge
+from headway.plan.replica import LoadedReplica
+from headway.plan.search import PLANNING, Wanted, search
+from headway.plan.traffic import Target, Traffic, from_trace
+from headway.roofline.catalogue import find_model
+from headway.roofline.hardware import find_hardware
+from headway.roofline.step import StepTime
+
+LLAMA = find_model("llama-3.1-8b")
+H100, H200, B200, M4 = (find_hardware(name) for name in ("h100", "h200", "b200", "m4-max"))
+TRAFFIC = Traffic(rate=5, input_tokens=2000, output_tokens=400)
+TARGET = Target(ttft=1.0, tpot=0.03)
+
+
+def ranked(
+    wanted: Wanted, traffic: Traffic = TRAFFIC, target: Target = TARGET, model: str = "llama-3.1-8b"
+) -> dict[str, Any]:
+    return search(model, find_model(model), traffic, target, wanted)
+
+
+def test_every_listed_deployment_meets_its_targets_and_the_cheapest_is_first() -> None:
+    answer = ranked(Wanted((H100, H200, B200), ("stored", "fp8")))
+    rows = answer["deployments"]
+    assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1))
+    assert [row["usd_per_hour"] for row in rows] == sorted(row["usd_per_hour"] for row in rows)
+    for row in rows:
+        assert row["ttft_ms"] <= 1000 and row["tpot_ms"] <= 30
+        assert row["goodput"] >= 5 and 0 < row["utilisation"] <= 1
+        assert set(row["flags"]) == {"headway", "vllm", "sglang"}
+        assert row["limited_by"] in ("memory", "tpot", "ttft", "throughput")
+    assert answer["kind"] == "estimate"
+
+
+def test_the_bill_is_shared_without_remainder() -> None:
+    for row in ranked(Wanted((H100,)))["deployments"]:
+        hourly = 3600 / 1e6 * TRAFFIC.rate
+        paid = hourly * (2000 * row["usd_per_million_input"] + 400 * row["usd_per_million_output"])
+        assert paid == pytest.approx(row["usd_per_hour"])
+
+
+def test_more_traffic_needs_no_fewer_gpus_and_tighter_targets_none_the_less() -> None:
+    wanted = Wanted((H100,), degrees=(1,), split=False)
+    least = [
+        ranked(wanted, msgspec.structs.replace(TRAFFIC, rate=rate))["deployments"][0]["total_gpus"]
+        for rate in (1, 10, 50)
+    ]
+    assert least == sorted(least)
+    loose = ranked(wanted, target=Target())["deployments"][0]["total_gpus"]
+    assert loose <= ranked(wanted)["deployments"][0]["total_gpus"]
+
+
+def test_what_cannot_serve_is_listed_with_the_reason() -> None:
+    answer = ranked(Wanted((H100, M4), degrees=(1, 3)), model="llama-3.1-70b")
+    reasons = {row["name"]: row["reason"] for row in answer["rejected"]}
+    assert reasons["1 x h100-sxm bf16 TP1"] == "the weights do not fit"
+    assert reasons["3 x h100-sxm bf16"] == "64 heads cannot be split over 3 GPUs"
+    assert "no peak" in reasons["m4-max"]
+    assert answer["deployments"] == []
+    tight = ranked(Wanted((H100,)), target=Target(tpot=0.0001))
+    assert all("slower than the TPOT target" in row["reason"] for row in tight["rejected"])
+
+
+def test_budget_and_prices() -> None:
+    rows = ranked(Wanted((H100, B200), budget=6.0))["deployments"]
+    assert rows and all(row["usd_per_hour"] <= 6 for row in rows)
+    priced = ranked(Wanted((H100,), degrees=(1,), prices={"h100-sxm": 1.0}))["deployments"][0]
+    assert priced["usd_per_hour"] == priced["total_gpus"]
+
+
+def test_latent_attention_is_also_tried_data_parallel() -> None:
+    answer = ranked(Wanted((H200,), degrees=(8,), split=False), target=Target(), model="deepseek-v3")
+    assert {row["attention_dp"] for row in answer["deployments"]} == {1, 8}
+    flags = next(row["flags"] for row in answer["deployments"] if row["attention_dp"] == 8)
+    assert "--enable-dp-attention" in flags["sglang"] and "--data-parallel-size 8" in flags["vllm"]
+
+
+def test_a_loaded_replica_obeys_little_and_slows_with_load() -> None:
+    replica = LoadedReplica(StepTime(LLAMA, H100, efficiency=PLANNING))
+    loads = [replica.at(rate, TRAFFIC, TARGET) for rate in (0.5, 2, 4)]
+    assert [load.mean_tpot for load in loads] == sorted(load.mean_tpot for load in loads)
+    assert [load.ttft for load in loads] == sorted(load.ttft for load in loads)
+    assert loads[1].batch == pytest.approx(max(1, 2 * 400 * loads[1].mean_tpot), rel=0.05)
+    assert replica.at(1000, TRAFFIC, TARGET).broken == ("throughput",)
+
+
+def test_prefix_hits_let_a_replica_carry_more() -> None:
+    replica = LoadedReplica(StepTime(LLAMA, H100, efficiency=PLANNING))
+    cold, _ = replica.most(TRAFFIC, TARGET)
+    warm, _ = replica.most(msgspec.structs.replace(TRAFFIC, cache_hit=0.8), TARGET)
+    assert warm > cold
+
+
+def test_the_report_is_one_page(tmp_path: Path) -> None:
+    page = tmp_path / "search.html"
+    report.write_page(report.search_page(ranked(Wanted((H100,)))), page)
+    text = page.read_text()
+    assert "<svg" in text and "vllm serve" in text and "<script" not in text and "http-equiv" not in text
+
+
+def test_traces_give_rate_lengths_burstiness_and_hits(tmp_path: Path) -> None:
+    azure = tmp_path / "azure.csv"
+    azure.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.0,100,10\n2023-11-16 18:00:02.0,300,30\n"
+        "2023-11-16 18:00:04.0,200,20\n"
+    )
+    traffic = from_trace(azure)
+    assert (traffic.rate, traffic.input_tokens, traffic.output_tokens) == (0.5, 200, 20)
+    assert (traffic.arrival_cv2, traffic.cache_hit, traffic.longest) == (0, 0, 330)
+    mooncake = tmp_path / "mooncake.jsonl"
+    mooncake.write_text(
+        '{"timestamp": 0, "input_length": 1024, "output_length": 5, "hash_ids": [1, 2]}\n'
+        '{"timestamp": 3000, "input_length": 1024, "output_length": 5, "hash_ids": [1, 3]}\n'
+        '{"timestamp": 6000, "input_length": 1024, "output_length": 5, "hash_ids": [4, 2]}\n'
+    )
+    assert from_trace(mooncake).cache_hit == pytest.approx(512 / 3072)
+    assert from_trace(mooncake, rate=7).rate == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("ttft=1s,tpot=50ms", (1.0, 0.05)), ("tpot=500us", (None, 5e-4)), (" ttft = 2s ", (2.0, None))],
+)
+def test_slo(text: str, seconds: tuple[float | None, float | None]) -> None:
+    target = options.target(None, None, text, 95)
+    assert (target.ttft, target.tpot, target.share) == (*seconds, 0.95)
+
+
+BAD = {
+    "--slo": lambda: options.target(None, None, "e2e=1s", 99),
+    "--rate": lambda: options.traffic(None, None, 1, 1, None),
+    "--prices": lambda: options.prices("h100-sxm=cheap"), "--hardware": lambda: options.devices("h100,h999"),
+    "--percentile": lambda: ranked(Wanted((H100,)), target=Target(share=1.0)),
+    "--cache-hit": lambda: ranked(Wanted((H100,)), msgspec.structs.replace(TRAFFIC, cache_hit=1.0)),
+    "--input-tokens": lambda: ranked(Wanted((H100,)), msgspec.structs.replace(TRAFFIC, input_tokens=0)),
+    "--tpot-ms": lambda: ranked(Wanted((H100,)), target=Target(tpot=-1)),
+    "--budget": lambda: ranked(Wanted((H100,), budget=0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", BAD)
+def test_impossible_wishes_are_refused(field: str) -> None:
+    with pytest.raises(BadInput, match=field):
+        BAD[field]()
+
+
+# --- audit ----------------------------------------------------------------------------------------------------------
+
+ROW = {"gpu": "RTX 4090", "model": "llama-3.1-8b", "quant": "Q8_0", "batch": "1", "tok_s_out": "100"}
+CLAIMS: list[tuple[str, dict[str, str], str]] = [
+    ("possible", {}, ""),
+    ("faster than memory", {"tok_s_out": "200"}, "times the memory bandwidth (MBU > 1)"),
+    ("explained by drafts", {"tok_s_out": "200", "spec": "True"}, ""),
+    ("beyond any drafts", {"tok_s_out": "5000", "mtp": "True"}, "drafts do not reach that"),
+    ("fair in a batch", {"tok_s_out": "2000", "batch": "32"}, ""),
+    ("more cards, more bandwidth", {"tok_s_out": "200", "gpu_count": "2"}, ""),
+    ("prefill beyond the peak", {"tok_s_prefill": "90000"}, "times the dense peak (MFU > 1)"),
+    ("sparse peak", {"gpu": "l40s", "peak_tflops": "1466"}, "is the sparse figure; the dense one is 733"),
+    (
+        "prompts counted as output",
+        {"gpu": "h100", "quant": "bf16", "batch": "8", "tpot_ms": "10", "ttft_ms": "0", "prompt_tokens": "1000",
+         "output_tokens": "500", "tok_s_out": "2400"}, "prompt and output tokens were both counted",
+    ),
+    (
+        "contradicts its latencies",
+        {"gpu": "h100", "quant": "bf16", "batch": "8", "tpot_ms": "10", "output_tokens": "500", "tok_s_out": "4000"},
+        "times what its own TTFT and TPOT give",
+    ),
+    ("negative", {"tok_s_out": "-5"}, "tok_s is negative"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "flag"), [case[1:] for case in CLAIMS], ids=[case[0] for case in CLAIMS])
+def test_claims(change: dict[str, str], flag: str) -> None:
+    verdict = judge(2, ROW | change)
+    assert verdict.unchecked == ""
+    assert (flag in " ".join(verdict.flags)) if flag else verdict.flags == ()
+
+
+UNCHECKED = [
+    ({"gpu": "abacus"}, "not catalogued"), ({"model": "mystery"}, "neither a size"), ({"quant": "secret"}, "not known"),
+    ({"tok_s_out": ""}, "no decode speed"), ({"batch": ""}, "without a batch"), ({"gpu": ""}, "no device named"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "reason"), UNCHECKED)
+def test_what_cannot_be_judged_is_said_not_called_fine(change: dict[str, str], reason: str) -> None:
+    verdict = judge(2, ROW | change)
+    assert reason in verdict.unchecked and verdict.flags == ()
+
+
+def test_stated_sizes_are_read_in_the_claims_favour() -> None:
+    row = ROW | {"model": "unheard of", "params_b": "30", "active_b": "3", "gpu": "h100", "quant": "Q8_0"}
+    fastest = 3.35e12 / (2.5e9 * 34 / 32)  # a rounded 3 may be 2.5
+    assert judge(2, row | {"tok_s_out": str(fastest * 0.99)}).flags == ()
+    assert judge(2, row | {"tok_s_out": str(fastest * 1.01)}).flags != ()
+
+
+def test_formats() -> None:
+    names = {"UD-Q4_K_XL": 144 / 256, "Q8_0": 34 / 32, "fp16": 2.0, "NVFP4": 0.5, "IQ4_XS": 136 / 256, "FP8": 1.0}
+    assert {name: fewest_bytes(name) for name in names} == names
+    assert fewest_bytes("MQ4") is None
+
+
+def test_a_file_is_counted_whole(tmp_path: Path) -> None:
+    path = tmp_path / "claims.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(ROW))
+        writer.writeheader()
+        writer.writerows([ROW, ROW | {"tok_s_out": "400"}, ROW | {"gpu": "abacus"}])
+    found = audit(path)
+    assert (found["rows"], found["checked"], found["flagged"]) == (3, 2, 1)
+    assert found["claims"][0]["row"] == 3
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(BadInput, match="no column for hardware"):
+        audit(path)
