@@ -164,6 +164,12 @@ CASES: list[Case] = [
         [Ask("a", 4, 2), Ask("b", 20, 3), Ask("c", 3, 1, at=1)],
         ["a[0:4]* b[0:12]", "b[12:20]*", "a[4:5]* b[20:21]*", "b[21:22]* -a", "c[0:3]* -b", "-c"],
     ),
+    (
+        "blocks that a running prompt has still to take are not given to a newcomer",
+        {"policy": POLICIES["static"], "blocks": (9,)},
+        [Ask("a", 20, 1), Ask("b", 12, 1)],
+        ["a[0:16]", "a[16:20]*", "b[0:12]* -a", "-b"],
+    ),
 ]
 
 
@@ -197,6 +203,17 @@ def test_a_request_preempted_twice_is_readmitted_with_its_worst_case_reserved() 
     last = [event for event in played.events if isinstance(event, Admitted)][-1]
     assert (last.id, last.preemptions, last.now) == ("b", 2, 24), "not before a is done: 4 blocks of worst case, 3 free"
     assert set(played.finishes.values()) == {"length"}
+
+
+def test_a_row_with_its_worst_case_reserved_is_never_the_one_to_yield() -> None:
+    played = Bench(limits_of(blocks=(12,)))
+    played.play([Ask("a", 12, 24), Ask("b", 4, 20)], steps=1)
+    for _ in range(2):
+        played.scheduler.state.preempt(played.scheduler.state.rows["b"], played.now)
+        played.step()
+    played.play([])
+    assert [event.id for event in played.events if isinstance(event, Preempted)] == ["b", "b", "a"]
+    assert played.finishes == {"a": "length", "b": "length"}
 
 
 @pytest.mark.parametrize(
