@@ -203,3 +203,40 @@ def test_a_config_that_is_not_a_language_model(capsys: pytest.CaptureFixture[str
         main(["plan", "step", "--model", str(tmp_path), "--hardware", "h100"])
     assert stopped.value.code == 2
     assert "config.json model_type: 'vit' is not a language model" in capsys.readouterr().err
+
+
+def test_a_verb_refuses_a_mode_it_does_not_compute(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "frontier", *STEP[1:], "--mode", "exact"])
+    assert stopped.value.code == 2
+    assert "--mode: 'exact'; accepted by this verb: textbook" in capsys.readouterr().err
+
+
+def test_exact_capacity_counts_what_the_scheduler_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["capacity", *STEP[1:], "--tpot-ms", "12"]
+    textbook, exact = answer(base, capsys), answer([*base, "--mode", "exact"], capsys)
+    assert exact["tpot_memory_batch"] > textbook["tpot_memory_batch"]  # no embedding is streamed
+    assert exact["seconds"] <= 0.012
+    latent = ["--model", "deepseek-v3", "--hardware", "h200", "--gpus", "8"]
+    split, whole = answer([*base, *latent], capsys), answer([*base, *latent, "--mode", "exact"], capsys)
+    assert whole["memory_batch"] < split["memory_batch"] / 7  # every GPU holds all of a latent cache
+
+
+def test_peaks_given_by_hand_count_in_every_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    for mode in ("textbook", "exact"):
+        base = [*STEP, "--mode", mode, "--batch", "512", "--context", "0"]
+        slow = answer([*base, "--peak-tflops", "100"], capsys)
+        assert slow["binds"] == "compute" and slow["terms"]["arithmetic"] > 0.05
+
+
+def test_calibrated_steps_carry_a_range_and_abstain_where_nothing_was_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = answer([*STEP, "--mode", "calibrated"], capsys)
+    assert found["kind"] == "estimate"
+    assert found["p10"] < found["seconds"] < found["p90"]
+    assert found["seconds"] > answer([*STEP, "--mode", "exact"], capsys)["seconds"]
+    away = answer([*STEP, "--hardware", "a100", "--mode", "calibrated"], capsys)
+    assert away["kind"] == "bound" and "abstains" in away["notes"][0]
+    served = answer(["estimate", *STEP[1:], "--concurrency", "32"], capsys)
+    assert served["tpot"]["p10"] < served["tpot"]["p50"] < served["tpot"]["p90"]

@@ -5,22 +5,25 @@ Every answer says which mode made it and whether it is a bound or an estimate.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headway.core.errors import BadInput
 from headway.plan.models import load_device, load_shape
 from headway.roofline import capacity as capacities
-from headway.roofline.collectives import all_reduce_of, served_all_reduce
+from headway.roofline.collectives import all_reduce_of
 from headway.roofline.cost import price_ratio, price_table, token_cost
 from headway.roofline.frontier import frontier as trace_frontier
 from headway.roofline.hardware import Hardware
 from headway.roofline.levers import levers as lever_table
 from headway.roofline.shape import store_as
 from headway.roofline.speculation import Draft
-from headway.roofline.step import ACTIVATION_BYTES, Efficiency, Layout, StepCost, StepTime, decode_step
+from headway.roofline.step import ACTIVATION_BYTES, Layout, StepCost, StepTime, decode_step
 from headway.roofline.textbook import Replica, best_degree_continuous, decode, deploy, prefill, share, tensor_parallel
+
+if TYPE_CHECKING:
+    from headway.plan.estimates import Calibrated
 
 MODES = ("textbook", "exact", "calibrated")
 
@@ -43,14 +46,14 @@ class Setup(msgspec.Struct, frozen=True):
     skew: float = 0.0
     engine: str = "vllm"
 
-    def replica(self) -> Replica:
-        """The deployment in textbook terms.
+    def replica(self, modes: tuple[str, ...] = ("textbook",)) -> Replica:
+        """The deployment in textbook terms. `modes`: what the verb can compute.
 
         Raises:
             BadInput: any option that is impossible, named as the user wrote it.
         """
-        if self.mode not in MODES:
-            raise BadInput("--mode", f"{self.mode!r}; accepted: {', '.join(MODES)}")
+        if self.mode not in modes:
+            raise BadInput("--mode", f"{self.mode!r}; accepted by this verb: {', '.join(modes)}")
         if self.model is None:
             raise BadInput(
                 "--model", "missing; a catalogued name, a hub id, a folder with config.json, or a .gguf file"
@@ -85,17 +88,14 @@ class Setup(msgspec.Struct, frozen=True):
             raise BadInput("--link-gbs", f"{device.name} has no catalogued link; give its GB/s per direction")
         return device.link.bandwidth
 
-    def step_time(self, replica: Replica, efficiency: Efficiency | None = None) -> StepTime:
-        """The same deployment in exact mode: the bound, or an estimate with measured efficiencies, whose all-reduces
-        are then counted too."""
+    def step_time(self, replica: Replica) -> StepTime:
+        """The same deployment in exact mode, the bound."""
         shape = replica.shape if self.precision is None else store_as(replica.shape, self.precision)
-        reduce = (
-            served_all_reduce(replica.hardware) if efficiency and replica.all_reduce is None else replica.all_reduce
-        )
-        return StepTime(
-            shape, replica.hardware, Layout(self.gpus), math=replica.math, efficiency=efficiency, all_reduce=reduce,
-            skew=self.skew,
-        )  # fmt: skip
+        device = replica.hardware
+        if self.peak_tflops is not None:
+            device = msgspec.structs.replace(device, peaks={replica.math: replica.pi})
+        layout = Layout(self.gpus)
+        return StepTime(shape, device, layout, math=replica.math, all_reduce=replica.all_reduce, skew=self.skew)
 
 
 def heading(setup: Setup, replica: Replica) -> dict[str, Any]:
@@ -110,17 +110,17 @@ def heading(setup: Setup, replica: Replica) -> dict[str, Any]:
 
 def step(setup: Setup, batch: int, context: int, mbu: float | None = None) -> dict[str, Any]:
     """One decode step (B3). With `mbu` the bound's roof is divided by it and the answer is an estimate."""
-    replica = setup.replica()
+    replica = setup.replica(MODES)
     answer = heading(setup, replica)
     constants, notes = None, _notes(replica)
     if setup.mode == "calibrated":
-        from headway.plan.estimates import calibrated_step
+        from headway.plan.estimates import calibrated_step  # brings numpy, which a bound does not need
 
         constants, reason = calibrated_step(
             replica.shape, replica.hardware, setup.engine, replica.precision, setup.gpus
         )
         notes += [f"abstains, so this is the exact bound: {reason}"] if reason else []
-    cost = _step_cost(setup, replica, batch, context, constants.efficiency if constants else None)
+    cost = _step_cost(setup, replica, batch, context, constants)
     seconds = cost.seconds
     if constants:
         answer |= {
@@ -139,7 +139,7 @@ def step(setup: Setup, batch: int, context: int, mbu: float | None = None) -> di
 
 
 def _step_cost(
-    setup: Setup, replica: Replica, batch: int, context: int, efficiency: Efficiency | None = None
+    setup: Setup, replica: Replica, batch: int, context: int, constants: Calibrated | None = None
 ) -> StepCost:
     if batch < 1:
         raise BadInput("--batch", f"{batch}; accepted: a whole number from 1")
@@ -147,7 +147,13 @@ def _step_cost(
         return decode(replica, batch, context)
     if context < 0:
         raise BadInput("--context", f"{context}; accepted: a whole number from 0")
-    cost = setup.step_time(replica, efficiency).explain(decode_step(replica.shape, batch, context))
+    model = setup.step_time(replica)
+    if constants:
+        model = StepTime(
+            model.shape, model.hardware, model.layout, math=model.math, efficiency=constants.efficiency,
+            all_reduce=replica.all_reduce or constants.all_reduce, skew=model.skew,
+        )  # fmt: skip
+    cost = model.explain(decode_step(replica.shape, batch, context))
     extra = cost.terms["overhead"] + replica.overhead
     return StepCost(cost.seconds + replica.overhead, cost.binds, cost.terms | {"overhead": extra})
 
@@ -195,14 +201,16 @@ def capacity(setup: Setup, context: int, tpot_ms: float | None = None, reserve_g
         raise BadInput("--reserve-gb", f"{reserve_gb}; accepted: a number from 0")
     if context < 1:
         raise BadInput("--context", f"{context}; accepted: a whole number from 1")
-    replica = setup.replica()
+    replica = setup.replica(("textbook", "exact"))
     tpot = None if tpot_ms is None else tpot_ms * 1e-3
-    found = capacities.capacity(replica, context, tpot, reserve_gb * 1e9)
-    if setup.mode != "textbook":
-        found = capacities.with_memory(found, _memory_batch(setup, replica, context, reserve_gb * 1e9))
+    if setup.mode == "textbook":
+        found = capacities.capacity(replica, context, tpot, reserve_gb * 1e9)
+    else:
+        model = setup.step_time(replica)
+        found = capacities.exact_capacity(model, context, tpot, reserve_gb * 1e9 / setup.gpus, replica.overhead)
     answer = heading(setup, replica) | {"context": context, "tpot_ms": tpot_ms} | msgspec.to_builtins(found)
     if found.batch:
-        cost = decode(replica, found.batch, context)
+        cost = _step_cost(setup, replica, found.batch, context)
         answer |= {"seconds": cost.seconds, "tokens_per_second": found.batch / cost.seconds}
     return answer
 

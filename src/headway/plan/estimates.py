@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, log2
 from typing import Any
 
 import msgspec
 
 from headway.core.errors import BadInput
 from headway.roofline.calibrate import Calibration, Estimate, calibration, group_of, spread_class
+from headway.roofline.collectives import AllReduce
+from headway.roofline.constants import resolve
 from headway.roofline.deployment import Deployment
 from headway.roofline.hardware import Hardware
 from headway.roofline.shape import ModelShape, nominal_bytes
@@ -28,9 +30,11 @@ PRECISIONS = {
 
 
 class Calibrated(msgspec.Struct, frozen=True):
-    """What the calibration says of steps of one deployment: constants, and factors from the middle to p10 and p90."""
+    """What the calibration says of steps of one deployment: constants, the engine's own all-reduce (None on a device
+    without links), and factors from the middle to p10 and p90."""
 
     efficiency: Efficiency
+    all_reduce: AllReduce | None
     low: float
     high: float
 
@@ -47,7 +51,17 @@ def calibrated_step(
     seen = group_of(deployment) in known.region.groups
     low, high = known.spread["tpot"][spread_class(deployment, seen)]
     efficiency = known.efficiency(shape, hardware, engine, deployment.precision, gpus)
-    return Calibrated(efficiency, exp(low), exp(high)), ""
+    return Calibrated(efficiency, _all_reduce(known, deployment), exp(low), exp(high)), ""
+
+
+def _all_reduce(known: Calibration, deployment: Deployment) -> AllReduce | None:
+    """A ring with the calibration's latency and share of the link, as the engine's kernels reached them."""
+    link = deployment.hardware.link
+    if link is None:
+        return None
+    value = {name: float(column[0]) for name, column in resolve(known.offsets, [deployment]).items()}
+    latency = value["hop"] * (1 + value["hop_growth"] * log2(max(1, deployment.gpus)))
+    return AllReduce("ring", link.bandwidth * value["link"], floor=latency)
 
 
 def served(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import floor
 
 import msgspec
@@ -9,8 +10,11 @@ import msgspec
 from headway.core.errors import BadInput
 from headway.roofline.hardware import GIB
 from headway.roofline.shape import ModelShape, block_bytes, kv_bytes
+from headway.roofline.step import StepTime, decode_step
 from headway.roofline.textbook import Replica, cache_bytes, decode
 
+MEMORY_TERMS = ("weights", "experts", "head", "kv")
+COMPUTE_TERMS = ("arithmetic", "expert_arithmetic", "head_arithmetic", "attention")
 UNBOUNDED = 1 << 24  # a batch nobody runs; searched up to here when a sequence costs nothing
 
 
@@ -55,24 +59,40 @@ def capacity(d: Replica, context: float, tpot: float | None = None, reserve: flo
 
     Each line of the max bounds the batch separately: t_W(B) + B*t_K <= TPOT, and B*t_F <= TPOT.
     """
-    if tpot is not None and not tpot > 0:
-        raise BadInput("--tpot-ms", f"{tpot * 1e3:g}; accepted: a number above 0")
+    _check_target(tpot)
     in_memory = memory_batch(d, context, reserve)
     by_read = by_work = None
     if tpot is not None:
-        by_read = _largest(d, context, tpot, ("weights", "kv"))
-        by_work = _largest(d, context, tpot, ("arithmetic", "attention"))
+        by_read = _within(d, context, tpot, ("weights", "kv"))
+        by_work = _within(d, context, tpot, ("arithmetic", "attention"))
     limits: dict[str, int | None] = {"memory": in_memory, "tpot-memory": by_read, "tpot-compute": by_work}
     return Capacity(*_smallest(limits), in_memory, by_read, by_work, free_bytes(d, reserve), cache_bytes(d, context))
 
 
-def with_memory(found: Capacity, memory: int) -> Capacity:
-    """The same answer with another memory limit (exact mode counts per GPU and splits caches by head)."""
-    limits: dict[str, int | None] = {
-        "memory": memory, "tpot-memory": found.tpot_memory_batch, "tpot-compute": found.tpot_compute_batch,
-    }  # fmt: skip
-    batch, limited_by, because = _smallest(limits)
-    return msgspec.structs.replace(found, memory_batch=memory, batch=batch, limited_by=limited_by, because=because)
+def exact_capacity(
+    model: StepTime, context: int, tpot: float | None, reserve: float = 0.0, overhead: float = 0.0
+) -> Capacity:
+    """The same in exact mode: memory per GPU, caches split by head; times of the model `model`. `reserve`: bytes per
+    GPU kept for other things. `overhead`: seconds added to every step."""
+    _check_target(tpot)
+    shape, gpus = model.shape, model.layout.gpus
+    in_memory = exact_memory_batch(shape, model.hardware.room, context, gpus, reserve)
+
+    def side(names: tuple[str, ...]) -> int | None:
+        if tpot is None:
+            return None
+        allowed = tpot * (1 + 1e-12) - overhead
+
+        def fits(batch: int) -> bool:
+            terms = model.explain(decode_step(shape, batch, context)).terms
+            return sum(terms.get(name, 0.0) for name in (*names, "all_reduce", "overhead")) <= allowed
+
+        return _largest(fits)
+
+    by_read, by_work = side(MEMORY_TERMS), side(COMPUTE_TERMS)
+    limits: dict[str, int | None] = {"memory": in_memory, "tpot-memory": by_read, "tpot-compute": by_work}
+    free = gpus * (model.hardware.room - reserve) - shape.stored.total
+    return Capacity(*_smallest(limits), in_memory, by_read, by_work, free, kv_bytes(shape, context, gpus) * gpus)
 
 
 def _smallest(limits: dict[str, int | None]) -> tuple[int, str, str]:
@@ -83,7 +103,12 @@ def _smallest(limits: dict[str, int | None]) -> tuple[int, str, str]:
     return batch, smallest if batch else "nothing fits", smallest
 
 
-def _largest(d: Replica, context: float, tpot: float, side: tuple[str, str]) -> int:
+def _check_target(tpot: float | None) -> None:
+    if tpot is not None and not tpot > 0:
+        raise BadInput("--tpot-ms", f"{tpot * 1e3:g}; accepted: a number above 0")
+
+
+def _within(d: Replica, context: float, tpot: float, side: tuple[str, str]) -> int:
     """Largest batch whose `side` of the roofline, with communication and overhead, stays within `tpot`."""
 
     def fits(batch: int) -> bool:
@@ -91,6 +116,11 @@ def _largest(d: Replica, context: float, tpot: float, side: tuple[str, str]) -> 
         # a hair of tolerance, so that a target computed as exactly k steps admits k
         return sum(terms[name] for name in (*side, "all_reduce", "overhead")) <= tpot * (1 + 1e-12)
 
+    return _largest(fits)
+
+
+def _largest(fits: Callable[[int], bool]) -> int:
+    """Largest batch that fits, given that every smaller one does."""
     if not fits(1):
         return 0
     low, high = 1, 2
