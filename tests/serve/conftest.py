@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
+
+from headway.model import llama
+from tests.text.small_tokenizers import train_byte_level
 
 SERVER = str(Path(__file__).with_name("mock_server.py"))
 
@@ -120,19 +125,36 @@ CHATML = (
 )
 
 
+def write_tiny_checkpoint(folder: Path) -> None:
+    """A two-layer random Llama with a byte-level tokenizer, as a Hugging Face folder."""
+    tokenizer = train_byte_level()
+    size = tokenizer.get_vocab_size()
+    config = llama.LlamaConfig(
+        layers=2, heads=4, kv_heads=2, head_dim=16, hidden_size=64, intermediate_size=96, vocab_size=size,
+        context_length=1024, norm_eps=1e-5, rope_theta=10000.0,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    tensors = {}
+    for role, name in llama.tensor_names(config, gguf=False).items():
+        shape = llama.tensor_shape(config, role)
+        tensors[name] = (np.ones(shape) if len(shape) == 1 else rng.normal(0, 0.15, shape)).astype(np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    written = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": size, "hidden_size": 64,
+        "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "hidden_act": "silu", "tie_word_embeddings": False, "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(written))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML, "eos_token": "<|im_end|>"}))
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """`headway serve` on a two-layer random model with a byte-level tokenizer: nothing is faked."""
-    from tests.model.checkpoints import make
-    from tests.text.small_tokenizers import train_byte_level
-
     folder = tmp_path_factory.mktemp("tiny")
-    tokenizer = train_byte_level()
-    eos = tokenizer.token_to_id("<|im_end|>")
-    size = tokenizer.get_vocab_size()
-    make(folder, vocab_size=size, max_position_embeddings=1024, bos_token_id=None, eos_token_id=eos)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML, "eos_token": "<|im_end|>"}))
+    write_tiny_checkpoint(folder)
     command = [sys.executable, "-m", "headway", "serve", str(folder), "--port", "0", "--kv-cache-gib", "0.01"]
     server = Server(command=[*command, "--served-model-name", "tiny", "--max-rows", "16"])
     yield server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 from headway.core.errors import BadInput
 from headway.core.events import Admitted, AnyEvent
@@ -35,7 +36,7 @@ class Backlog:
     def __len__(self) -> int:
         return self._requests
 
-    def check(self, submits: list[Submit], now: float) -> None:
+    def check(self, submits: Sequence[Submit], now: float) -> None:
         """Make sure there is room for all of `submits`.
 
         Raises:

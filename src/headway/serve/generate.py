@@ -178,9 +178,13 @@ class Generation:
         self._job = job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        inbox = self._link.open(self._job.submits)
+        inbox = Inbox(self._job.submits)
         watcher = asyncio.create_task(_watch_client(receive, inbox))
         try:
+            await asyncio.sleep(0)  # the watcher looks first: whoever left during tokenising costs the engine nothing
+            if inbox.client_gone:
+                raise ClientDisconnect
+            self._link.open(inbox)
             if self._job.streams:
                 await self._stream(inbox, send)
             else:

@@ -7,6 +7,8 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from headway.core.errors import EngineDead, HeadwayError
 from headway.core.events import AnyEvent
 from headway.engine.ipc import Channel, Failed, Ready, Status, Stop, Turn, make_folder
@@ -20,12 +22,15 @@ class Inbox:
     """The outputs of one HTTP request, which may be several engine requests.
 
     Attributes:
+        submits: what is asked of the engine.
+        pending: how many choices of each are not finished yet.
         client_gone: the client has left; nothing more will be read.
         error: why nothing more will come (the engine has ended, the server stops); None while something may.
     """
 
     def __init__(self, submits: Sequence[Submit]) -> None:
-        self.pending = {submit.id: submit.params.n for submit in submits}  # id -> choices not yet finished
+        self.submits = submits
+        self.pending = {submit.id: submit.params.n for submit in submits}
         self.client_gone = False
         self.error: HeadwayError | None = None
         self._outputs: list[Output] = []
@@ -140,8 +145,8 @@ class EngineLink:
         """Seconds since the last turn, if the engine has work; 0 if it has none."""
         return time.monotonic() - self.turned if self._inboxes else 0.0
 
-    def open(self, submits: list[Submit]) -> Inbox:
-        """Send requests to the engine.
+    def open(self, inbox: Inbox) -> None:
+        """Send an inbox's requests to the engine; `close` it in the end.
 
         Raises:
             EngineDead: there is no engine.
@@ -150,15 +155,13 @@ class EngineLink:
         if self.dead:
             raise EngineDead("the engine has ended")
         now = time.monotonic()
-        self.backlog.check(submits, now)
-        inbox = Inbox(submits)
+        self.backlog.check(inbox.submits, now)
         if not self._inboxes:
             self.turned = now
-        for submit in submits:
+        for submit in inbox.submits:
             self._channel.send(submit)
             self._inboxes[submit.id] = inbox
             self.backlog.add(submit)
-        return inbox
 
     def close(self, inbox: Inbox) -> None:
         """Stop listening; what is unfinished is cancelled. Idempotent."""
@@ -171,7 +174,13 @@ class EngineLink:
 
     def _read(self) -> None:
         woken: dict[Inbox, None] = {}
-        for report in self._channel.drain():
+        try:
+            reports = self._channel.drain()
+        except msgspec.DecodeError as error:  # never from our own engine; what it said is lost, so it cannot go on
+            self.failed = Failed(f"the engine sent what is no report: {error}", exit_code=1)
+            self.kill()
+            return
+        for report in reports:
             if isinstance(report, Turn):
                 self._turn(report, woken)
             elif isinstance(report, Ready):

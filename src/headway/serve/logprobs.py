@@ -71,6 +71,8 @@ class CompletionLogprobs:
         lists: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token, logprob, position in positions:
             data = self._text.token_bytes(token)
+            if data and data[0] & 0xC0 != 0x80:  # not the rest of a character: an unfinished one before it is U+FFFD
+                self._offset += len(self._decoder.decode(b"", final=True))
             lists["tokens"].append(_name(data))
             lists["token_logprobs"].append(None if logprob is None else finite(logprob))
             lists["top_logprobs"].append(None if position is None else self._top(position))

@@ -1,0 +1,134 @@
+"""The engine's side of the border: commands in, turns out, blocks back within one step of a cancel."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from headway.core.errors import BadInput, EngineDead
+from headway.core.events import Finished
+from headway.core.request import SamplingParams
+from headway.core.step import Capabilities
+from headway.engine import ipc
+from headway.engine.ipc import Channel, Ready, Status, Stop, Turn, make_folder
+from headway.engine.messages import Cancel, Delta, Refused, Submit
+from headway.engine.process import EventTray, Host, cache_status, usable_context
+from tests.serve.scripted import engine
+
+
+def submit(id: str, prompt: str, **params: int) -> Submit:
+    return Submit(id=id, tokens=tuple(prompt.encode()), params=SamplingParams(**params))
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3, 30])
+@pytest.mark.parametrize("n", [1, 3])
+def test_blocks_are_back_within_one_step_of_a_cancel(turns: int, n: int) -> None:
+    """Queued (behind two that fill the rows), mid-prefill (2,000 tokens take four steps), decoding."""
+    loop = engine(max_rows=4)
+    for id in ("a", "b", "c"):
+        assert loop.submit(submit(id, "count" + " " * 2000, n=n)) is None
+    for _ in range(turns):
+        loop.turn()
+    for id in ("a", "b", "c", "c", "unknown"):
+        loop.cancel(Cancel(id))
+    loop.turn()
+    assert cache_status(loop.scheduler.cache).used == 0
+    assert loop.idle
+
+
+def test_a_host_answers_refuses_cancels_and_stops(tmp_path: Path) -> None:
+    api, inner = Channel(tmp_path, api=True), Channel(tmp_path, api=False)
+    tray = EventTray()
+    loop = engine(tray.fold, max_rows=4)
+    host = Host(inner, loop, tray, lambda: cache_status(loop.scheduler.cache))
+    thread = threading.Thread(target=host.run)
+    thread.start()
+    api.send(submit("long", "count" + "x" * 9999))
+    refusal = api.receive()
+    assert isinstance(refusal, Turn) and isinstance(refusal.outputs[0], Refused)
+    assert refusal.outputs[0].code == "context_length_exceeded"
+    api.send(submit("a", "say:hi"))
+    text, events = "", []
+    while not any(isinstance(event, Finished) for event in events):
+        turn = api.receive()
+        assert isinstance(turn, Turn)
+        text += "".join(output.text for output in turn.outputs if isinstance(output, Delta))
+        events += turn.events
+    assert text == "hi"
+    assert [event.names for event in events if isinstance(event, Finished)] == [()], "names stay inside"
+    api.send(submit("b", "count"))
+    assert isinstance(api.receive(), Turn)
+    api.send(Cancel("b"))
+    while not any(isinstance(event, Finished) for event in turn.events if turn.events) or turn.status.used:
+        turn = api.receive()
+        assert isinstance(turn, Turn)
+    api.send(Stop())
+    thread.join(5)
+    assert not thread.is_alive()
+    api.close()
+    inner.close()
+
+
+def test_the_folder_is_private_and_short_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_folder()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.rmdir()
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with pytest.raises(BadInput, match="TMPDIR"):
+        make_folder()
+    assert not list(long.iterdir())
+
+
+def test_sending_to_nobody_raises_and_never_blocks(tmp_path: Path) -> None:
+    channel = Channel(tmp_path, api=True)
+    with pytest.raises(EngineDead):
+        channel.send(Stop())
+    channel.close()
+
+
+def test_a_message_above_the_cap_never_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ipc, "MAX_MESSAGE", 1000)
+    api, inner = Channel(tmp_path, api=True), Channel(tmp_path, api=False)
+    assert inner.poll(0.2) is False
+    api.send(submit("large", "x" * 2000))
+    assert inner.poll(0.5) is False
+    api.close()
+    inner.close()
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x81\xa4type\xa4Evil", b"cos\nsystem\n(S'true'\ntR.", b"\x80"])
+def test_what_is_no_message_is_an_error(data: bytes, tmp_path: Path) -> None:
+    channel = Channel(tmp_path, api=True)
+    context = zmq.Context.instance()
+    stranger = context.socket(zmq.PUSH)
+    stranger.connect(f"ipc://{tmp_path}/reports")
+    stranger.send(data)
+    with pytest.raises(msgspec.DecodeError):
+        channel.receive()
+    stranger.close()
+    channel.close()
+
+
+def test_a_report_survives_the_border() -> None:
+    ready = Ready("m", 10, 20, 3, 100, ("a: 1",), Status(1, 2, 3, 4))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(ready), type=ipc.Report) == ready
+
+
+@pytest.mark.parametrize(
+    ("blocks", "windows", "context"),
+    [((100,), (None,), 1000), ((10,), (None,), 160), ((100, 10), (None, 64), 1000), ((10, 100), (None, 64), 160)],
+)
+def test_a_cache_smaller_than_the_context_bounds_it(
+    blocks: tuple[int, ...], windows: tuple[int | None, ...], context: int
+) -> None:
+    limits = Capabilities(
+        block_size=16, blocks=blocks, windows=windows, max_rows=1, max_tokens_per_step=16, max_model_len=1000
+    )
+    assert usable_context(limits) == context
