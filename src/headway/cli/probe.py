@@ -34,15 +34,14 @@ def probe(
     from rich.console import Console
 
     from headway.core.errors import BadInput
-    from headway.engine.machine import free_memory, usable_cores
-    from headway.engine.profile import profile_path
-    from headway.roofline.probe import measure, save_profile
+    from headway.engine.machine import usable_cores
+    from headway.engine.profile import measure_machine, profile_path
+    from headway.roofline.probe import save_profile
 
     if threads is not None and threads < 1:
         raise BadInput("--threads", f"{threads}; accepted: a whole number from 1")
     with Console(stderr=True).status("measuring memory and arithmetic"):
-        cores = threads or usable_cores()
-        profile = measure(cores, float(free_memory()), _kernel_rates(cores))
+        profile = measure_machine(threads or usable_cores())
     path = output or profile_path()
     save_profile(profile, path)
     _print(profile, json)
@@ -79,18 +78,6 @@ def knee(
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
         _print_knee(found)
-
-
-def _kernel_rates(threads: int) -> dict[str, float]:
-    """FLOP/s by number format of Headway's own kernels on this machine; empty where they are not built."""
-    from headway.ops import native
-
-    if not native.available():
-        return {}
-    from headway.ops.native.backend import NativeBackend
-
-    backend = NativeBackend(threads)
-    return {kind: backend.probe_compute(kind) for kind in ("fp32", "bf16", "int8")}
 
 
 def _print(profile: Profile, as_json: bool) -> None:

@@ -71,6 +71,11 @@ class Rejected(HeadwayError):
         self.status = reason.status
 
 
-def reject(code: str) -> Reject:
-    """The reason with this code."""
-    return next(reason for reason in Reject if reason.code == code)
+def refusal(code: str, message: str) -> HeadwayError:
+    """The error behind a (code, message) that crossed a process border: a `Rejected` by its reason's code, else a
+    `BadInput`, whose message starts with its field."""
+    for reason in Reject:
+        if reason.code == code:
+            return Rejected(reason, message)
+    field, _, problem = message.partition(": ")
+    return BadInput(field, problem)

@@ -7,10 +7,9 @@ import msgspec
 from headway.engine.build import make_backend
 from headway.engine.machine import free_memory, isa, usable_cores
 from headway.engine.memory import GIB
-from headway.engine.profile import step_time
+from headway.engine.profile import measure_machine, step_time
 from headway.model.load import load
 from headway.model.source import DEFAULT_MODEL
-from headway.roofline.probe import measure
 from headway.roofline.shape import kv_bytes
 from headway.roofline.step import decode_step, prefill_step
 
@@ -72,7 +71,7 @@ def checkup(model: str | None, context: int, threads: int | None, backend: str) 
     """Measure the machine, load the model, and predict."""
     cores = threads or usable_cores()
     free = free_memory()
-    profile = measure(cores, free)
+    profile = measure_machine(cores)
     device = make_backend(backend, cores)
     loaded = load(model or DEFAULT_MODEL, device)
     time = step_time(loaded.shape, profile, device.math)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headway.core.errors import BadInput, HeadwayError, Rejected, reject
+from headway.core.errors import BadInput, HeadwayError, refusal
 from headway.core.request import SamplingParams
 from headway.engine.build import Progress, build_engine
 from headway.engine.messages import Cancel, Delta, Refused, Submit
@@ -127,7 +127,7 @@ class LLM:
             completion = Completion(id, len(tokens), arrival, [Choice(index) for index in range(params.n)])
             refused = self.engine.loop.submit(Submit(id=id, tokens=tuple(tokens), params=params, arrival=arrival))
             if isinstance(refused, Refused):
-                raise Rejected(reject(refused.code), refused.message)
+                raise refusal(refused.code, refused.message)
             self._live[id] = completion
             return completion
 

@@ -64,7 +64,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     """The request was not accepted; nothing more follows.
 
     Attributes:
-        code, status: as in `core.errors.Reject`.
+        code, status: as in `core.errors.Reject`, or "invalid_value" and 400; see `core.errors.refusal`.
     """
 
     id: str

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from headway.core.errors import BadInput
+from headway.engine.machine import free_memory
 from headway.model.source import cache_folder
+from headway.ops import native
+from headway.ops.native.backend import NativeBackend
 from headway.roofline.hardware import Hardware
-from headway.roofline.probe import Profile, device_of, load_profile
+from headway.roofline.probe import Profile, device_of, load_profile, measure
 from headway.roofline.shape import ModelShape
 from headway.roofline.step import StepTime
 
@@ -21,6 +24,15 @@ def saved_profile() -> Profile | None:
     """This machine's profile, if `headway probe` was run; what it holds is in `roofline.probe`."""
     path = profile_path()
     return load_profile(path) if path.exists() else None
+
+
+def measure_machine(threads: int) -> Profile:
+    """Measure this machine in a few seconds: memory, arithmetic through numpy, and through our kernels if built."""
+    rates = {}
+    if native.available():
+        backend = NativeBackend(threads)
+        rates = {kind: backend.probe_compute(kind) for kind in ("fp32", "bf16", "int8")}
+    return measure(threads, float(free_memory()), rates)
 
 
 def step_time(shape: ModelShape, profile: Profile, math: str) -> StepTime:
