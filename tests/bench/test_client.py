@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -258,6 +259,18 @@ def test_extra_fields_are_merged_and_null_removes_one() -> None:
     assert server.requests[0]["top_k"] == 3
     assert "temperature" not in server.requests[0]
     assert server.requests[0]["stream_options"] == {"include_usage": True}
+
+
+def test_without_usage_chunks_count_for_tokens_only_if_that_is_asked_for() -> None:
+    async def work(count: bool) -> RequestRecord:
+        async with Client(replace(Endpoint.parse(server.url, "chat"), count_chunks=count)) as client:
+            record = RequestRecord(index=0, intended=time.perf_counter_ns(), max_tokens=64)
+            await client.send(client.encode("hello", 64), record)
+            return record
+
+    with MockServer(Script(fault="no_usage", chunks=9)) as server:
+        assert asyncio.run(work(False)).output_tokens is None
+        assert asyncio.run(work(True)).output_tokens == 9
 
 
 def test_a_key_travels_in_the_header_each_api_wants() -> None:

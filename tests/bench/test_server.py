@@ -76,6 +76,7 @@ def test_records_are_matched_by_the_answers_id() -> None:
     found = server_report([ours, other, cold], fold_events(LOG))
     assert found["matched"] == 1
     assert found["queue_ms"]["mean"] == 10
+    assert found["outside_ms"]["mean"] == pytest.approx(200 - 10 - 20)
     assert (found["cached"], found["recomputed"]) == (32, 67)
     assert found["requests"]["0"]["stalled_ms"] == 30
 

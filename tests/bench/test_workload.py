@@ -110,13 +110,14 @@ def test_trace_prompts_share_as_many_tokens_as_their_blocks() -> None:
     assert texts[2][:512] != texts[0][:512]
 
 
-def test_the_measure_is_read_off_the_endpoints_usage() -> None:
+@pytest.mark.parametrize("fault", ["", "no_usage"])
+def test_the_measure_is_read_off_the_endpoints_usage_streamed_or_not(fault: str) -> None:
     async def work() -> tuple[Measure, list[object]]:
         async with Client(Endpoint.parse(server.url, "chat", "mock")) as client:
             measure, records = await measure_prompts(client, 0)
             return measure, list(records)
 
-    with MockServer(Script(chunks=1)) as server:
+    with MockServer(Script(chunks=1, fault=fault)) as server:
         measure, records = asyncio.run(work())
     assert measure == Measure(overhead=7.0, per_word=1.0, known=True)
     assert len(records) == 3

@@ -57,6 +57,7 @@ class Endpoint:
         model: name to ask for; "" = the first one /v1/models lists.
         key: sent as a bearer token and, for Anthropic, as x-api-key.
         extra: fields merged into every body; null removes one.
+        count_chunks: where a stream has no usage, take each event with text for one token.
     """
 
     url: str
@@ -64,6 +65,7 @@ class Endpoint:
     model: str = ""
     key: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
+    count_chunks: bool = False
 
     @classmethod
     def parse(cls, url: str, api: str | None, model: str = "", key: str = "", extra: str = "") -> Endpoint:
@@ -104,6 +106,16 @@ class Endpoint:
             if self.key:
                 headers["x-api-key"] = self.key
         return headers
+
+
+class _WholeUsage(msgspec.Struct):
+    prompt_tokens: int | None = None
+
+
+class _Whole(msgspec.Struct):
+    """An answer that was not streamed."""
+
+    usage: _WholeUsage = msgspec.field(default_factory=_WholeUsage)
 
 
 class Client:
@@ -172,10 +184,30 @@ class Client:
             if exchange.status == 200:
                 take(parser.close(), exchange.last_byte)
             record.failure = judge(exchange, record)
+            if self.endpoint.count_chunks and record.failure is None and record.output_tokens is None:
+                record.output_tokens = len(record.token_events())
         except ExchangeFailed as error:
             record.failure = error.failure
         record.status = exchange.status or None
         record.ended = time.perf_counter_ns()
+
+    async def count_prompt(self, prompt: str) -> int | None:
+        """prompt_tokens by an answer that is not streamed: some endpoints report usage only there.
+
+        Raises:
+            ExchangeFailed: no complete answer.
+        """
+        body = (
+            self.dialect.body(prompt, self.model, 1) | self.endpoint.extra | {"stream": False, "stream_options": None}
+        )
+        parts: list[bytes] = []
+        exchange = Exchange(lambda data, _: parts.append(data))
+        request = self._post(msgspec.json.encode({name: value for name, value in body.items() if value is not None}))
+        await self._exchange(request, exchange, None)
+        try:
+            return msgspec.json.decode(b"".join(parts), type=_Whole).usage.prompt_tokens
+        except msgspec.DecodeError:
+            return None
 
     async def get(self, path: str, seconds: float = 5.0) -> tuple[int, bytes]:
         """Status and body of a plain GET.

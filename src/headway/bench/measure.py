@@ -251,7 +251,9 @@ def describe(
     if contact.dead is None and summary["load"].get("delivered") is False:
         warnings.append("the intended load was not delivered; see load")
     if any(record.completed and not record.usage_trusted for record in measured):
-        warnings.append("some answers came without usage: their tokens are not counted")
+        warnings.append("some answers came without usage: their tokens are not counted (--count-chunks)")
+    if endpoint.count_chunks:
+        warnings.append("--count-chunks: where usage is missing, each chunk is taken for one token")
     summary["warnings"] = warnings
     summary["workload"] = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(workload).items()}
     return summary

@@ -1,7 +1,7 @@
 """A server of known timing on the loopback: the ruler that the client is held against, and the villain of its tests.
 
-Run as `python -m headway.bench.mock` it serves in a process of its own, prints its port on the first line of stdout,
-and ends when its stdin closes, so it cannot outlive the run that started it.
+Run as `python -m headway.bench.mock ['{"ttft": 0.01}']` it serves in a process of its own, prints its port on the
+first line of stdout, and ends when its stdin closes, so it cannot outlive the run that started it.
 """
 
 from __future__ import annotations
@@ -83,6 +83,10 @@ class MockConnection(asyncio.Protocol):
         if self._log is not None:
             self._log.append(body)
         script = self._script(body)
+        if not body.get("stream"):
+            usage = {"prompt_tokens": len(prompt_text(body).split()) + 7, "completion_tokens": 1}
+            self._transport.write(whole(200, json.dumps({"choices": [], "usage": usage}).encode()))
+            return
         stream = Stream(self._transport, script, self._path, body, now)
         asyncio.get_running_loop().call_later(script.ttft, stream.begin)
 
@@ -262,14 +266,15 @@ async def serve(script: Callable[[dict[str, Any]], Script], log: list[dict[str, 
     return int(server.sockets[0].getsockname()[1])
 
 
-def script_of(body: dict[str, Any]) -> Script:
+def script_of(body: dict[str, Any], default: Script = Script()) -> Script:
     """A script from a request's `mock` field, so that one process serves every phase of a self-test."""
     known = {field.name for field in fields(Script)}
-    return replace(Script(), **{name: value for name, value in body.get("mock", {}).items() if name in known})
+    return replace(default, **{name: value for name, value in body.get("mock", {}).items() if name in known})
 
 
 async def _main() -> None:
-    print(await serve(script_of), flush=True)
+    default = script_of({"mock": json.loads(sys.argv[1])} if len(sys.argv) > 1 else {})
+    print(await serve(lambda body: script_of(body, default)), flush=True)
     await asyncio.to_thread(sys.stdin.read)
 
 

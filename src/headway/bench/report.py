@@ -61,7 +61,7 @@ def to_csv(records: Sequence[RequestRecord], sides: Mapping[str, ServerSide] | N
         failure, message = (r.failure.kind.value, r.failure.message) if r.failure else ("", "")
         side = side_of(r, sides or {})
         server = [getattr(side, name) for name in SERVER_COLUMNS] if side else [None] * len(SERVER_COLUMNS)
-        since = [(at - start) / 1e9 if at else "" for at in (r.intended, r.sent)]
+        since = [(at - start) / 1e9 if at and start else "" for at in (r.intended, r.sent)]
         writer.writerow(
             [r.index, int(r.warmup), *since, r.ttft_ms, r.ttfa_ms, r.tpot_ms, r.e2e_ms, r.e2e_done_ms,
              r.prompt_wanted, r.prompt_tokens, r.cached_tokens, r.output_tokens, r.reasoning_tokens,

@@ -185,10 +185,21 @@ def server_report(records: Sequence[RequestRecord], sides: Mapping[str, ServerSi
     for part in PARTS:
         values = [value for side in matched.values() if (value := getattr(side, part)) is not None]
         found[part] = describe(values, nothing)
+    found["outside_ms"] = describe(_outside(records, matched), nothing)
     for name in ("cached", "recomputed", "preemptions"):
         found[name] = sum(getattr(side, name) for side in matched.values())
     found["requests"] = {str(index): msgspec.to_builtins(side) for index, side in matched.items()}
     return found
+
+
+def _outside(records: Sequence[RequestRecord], matched: Mapping[int, ServerSide]) -> list[float]:
+    """Time to first token that the log does not know of: the network, the API process, the way into the engine."""
+    outside = []
+    for record in records:
+        side = matched.get(record.index)
+        if side is not None and None not in (record.ttft_ms, side.queue_ms, side.prefill_ms):
+            outside.append((record.ttft_ms or 0.0) - (side.queue_ms or 0.0) - (side.prefill_ms or 0.0))
+    return outside
 
 
 def side_of(record: RequestRecord, sides: Mapping[str, ServerSide]) -> ServerSide | None:

@@ -18,6 +18,7 @@ import msgspec
 from headway.bench.client import Client
 from headway.bench.records import FailureKind, RequestRecord
 from headway.bench.traces import TraceRow
+from headway.bench.transport import ExchangeFailed
 from headway.core.errors import BadInput
 
 COMMON = (
@@ -79,6 +80,8 @@ async def measure_prompts(client: Client, seed: int) -> tuple[Measure, list[Requ
         await client.send(client.encode(prompt, 1), record)
         records.append(record)
         answered = record.failure is None or record.failure.kind is FailureKind.EMPTY
+        if answered and record.prompt_tokens is None:
+            record.prompt_tokens = await whole_count(client, prompt)
         if answered and record.prompt_tokens is not None:
             points.append((count, record.prompt_tokens))
         elif not record.chunks:
@@ -88,6 +91,14 @@ async def measure_prompts(client: Client, seed: int) -> tuple[Measure, list[Requ
     (few, low), (many, high) = points[0], points[-1]
     per_word = (high - low) / (many - few)
     return Measure(low - per_word * few, per_word, known=True), records
+
+
+async def whole_count(client: Client, prompt: str) -> int | None:
+    """prompt_tokens of an answer that is not streamed, None if that fails too."""
+    try:
+        return await client.count_prompt(prompt)
+    except ExchangeFailed:
+        return None
 
 
 class Prompts:

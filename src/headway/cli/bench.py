@@ -58,6 +58,7 @@ def bench(
     hardware: Annotated[str | None, typer.Option(help="Device: a name, or a profile of `headway probe`.")] = None,
     precision: Annotated[str | None, typer.Option(help="Of its weights, where not the checkpoint's.")] = None,
     kv_precision: Annotated[str | None, typer.Option(help="Of its KV cache.")] = None,
+    count_chunks: Annotated[bool, typer.Option("--count-chunks", help="Without usage, a chunk is a token.")] = False,
     as_tool: Annotated[
         str | None, typer.Option("--as", help="Also as vllm, sglang, guidellm or aiperf define it.")
     ] = None,
@@ -88,7 +89,7 @@ def bench(
     from headway.bench.views import VIEWS
     from headway.core.errors import BadInput
 
-    endpoint = _endpoint(url, api, model, api_key_file, extra)
+    endpoint = replace(_endpoint(url, api, model, api_key_file, extra), count_chunks=count_chunks)
     limits = _limits(connect_timeout, stall_timeout, request_timeout)
     workload = Workload(
         requests, input_tokens, output_tokens, shared_prefix, warmup, dataset, trace, speed, length_scale, seed
