@@ -12,8 +12,9 @@ import pytest
 from headway.core.errors import BadInput
 from headway.plan import options, report
 from headway.plan.audit import audit, fewest_bytes, judge
+from headway.plan.estimates import constants
 from headway.plan.replica import LoadedReplica
-from headway.plan.search import PLANNING, Wanted, search
+from headway.plan.search import Wanted, search
 from headway.plan.traffic import Target, Traffic, from_trace
 from headway.roofline.catalogue import find_model
 from headway.roofline.hardware import find_hardware
@@ -42,6 +43,17 @@ def test_every_listed_deployment_meets_its_targets_and_the_cheapest_is_first() -
         assert set(row["flags"]) == {"headway", "vllm", "sglang"}
         assert row["limited_by"] in ("memory", "tpot", "ttft", "throughput")
     assert answer["kind"] == "estimate"
+
+
+def test_figures_say_whether_their_engine_was_measured_on_such_a_device() -> None:
+    rows = ranked(Wanted((H100, find_hardware("mi300x")), degrees=(1,)))["deployments"]
+    basis = {row["hardware"]: row["basis"] for row in rows}
+    assert basis == {"h100-sxm": "calibrated", "mi300x": "extrapolated"}
+    for row in rows:
+        if row["basis"] == "calibrated":
+            assert row["tpot_p10_ms"] < row["tpot_ms"] < row["tpot_p90_ms"]
+        else:
+            assert row["tpot_p10_ms"] is None
 
 
 def test_the_bill_is_shared_without_remainder() -> None:
@@ -88,7 +100,7 @@ def test_latent_attention_is_also_tried_data_parallel() -> None:
 
 
 def test_a_loaded_replica_obeys_little_and_slows_with_load() -> None:
-    replica = LoadedReplica(StepTime(LLAMA, H100, efficiency=PLANNING))
+    replica = LoadedReplica(StepTime(LLAMA, H100, efficiency=constants(LLAMA, H100, "vllm", "bf16", 1).efficiency))
     loads = [replica.at(rate, TRAFFIC, TARGET) for rate in (0.5, 2, 4)]
     assert [load.mean_tpot for load in loads] == sorted(load.mean_tpot for load in loads)
     assert [load.ttft for load in loads] == sorted(load.ttft for load in loads)
@@ -97,7 +109,7 @@ def test_a_loaded_replica_obeys_little_and_slows_with_load() -> None:
 
 
 def test_prefix_hits_let_a_replica_carry_more() -> None:
-    replica = LoadedReplica(StepTime(LLAMA, H100, efficiency=PLANNING))
+    replica = LoadedReplica(StepTime(LLAMA, H100, efficiency=constants(LLAMA, H100, "vllm", "bf16", 1).efficiency))
     cold, _ = replica.most(TRAFFIC, TARGET)
     warm, _ = replica.most(msgspec.structs.replace(TRAFFIC, cache_hit=0.8), TARGET)
     assert warm > cold

@@ -340,6 +340,7 @@ def search(
         str | None, typer.Option("--prices", help="Dollars per GPU-hour, like h100-sxm=2,b200=4.")
     ] = None,
     most: Annotated[int, typer.Option("--most", help="Deployments to list.")] = 10,
+    engine: Annotated[str, typer.Option("--engine", help="Whose measured constants to take.")] = "vllm",
     csv: CSVFile = None,
     plot: Plot = None,
     html: HTMLFile = None,
@@ -354,7 +355,9 @@ def search(
     traffic = options.traffic(trace, rate, input_tokens, output_tokens, cache_hit)
     target = options.target(ttft_ms, tpot_ms, slo, percentile)
     devices, sizes = options.devices(hardware), tuple(numbers(degrees, "--degrees"))
-    wanted = Wanted(devices, tuple(precisions.split(",")), kv, sizes, split, budget, options.prices(prices), most)
+    wanted = Wanted(
+        devices, tuple(precisions.split(",")), kv, sizes, split, budget, options.prices(prices), most, engine
+    )
     answer = find(model, load_shape(model), traffic, target, wanted)
     if csv:
         report.write_csv(answer["deployments"], csv)

@@ -46,12 +46,16 @@ def calibrated_step(
     known = calibration()
     deployment = served(shape, hardware, engine, precision, gpus, 1, 1024, 1024)
     reason = known.outside(msgspec.structs.replace(deployment, concurrency=known.region.concurrency[0]))
-    if reason:
-        return None, reason
-    seen = group_of(deployment) in known.region.groups
-    low, high = known.spread["tpot"][spread_class(deployment, seen)]
+    return (None, reason) if reason else (constants(shape, hardware, engine, precision, gpus), "")
+
+
+def constants(shape: ModelShape, hardware: Hardware, engine: str, precision: str, gpus: int) -> Calibrated:
+    """The calibrated constants of an engine, also on devices it was not measured on: those of the engine at large."""
+    known = calibration()
+    deployment = served(shape, hardware, engine, precision, gpus, 1, 1024, 1024)
+    low, high = known.spread["tpot"][spread_class(deployment, group_of(deployment) in known.region.groups)]
     efficiency = known.efficiency(shape, hardware, engine, deployment.precision, gpus)
-    return Calibrated(efficiency, _all_reduce(known, deployment), exp(low), exp(high)), ""
+    return Calibrated(efficiency, _all_reduce(known, deployment), exp(low), exp(high))
 
 
 def _all_reduce(known: Calibration, deployment: Deployment) -> AllReduce | None:

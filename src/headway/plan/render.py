@@ -210,16 +210,36 @@ def traffic(a: Answer) -> str:
     )
 
 
+def _tpot(row: Answer) -> str:
+    """TPOT in ms, with its range where there is one."""
+    if row["tpot_p10_ms"] is None:
+        return f"{row['tpot_ms']:.1f}"
+    return f"{row['tpot_ms']:.1f} ({row['tpot_p10_ms']:.1f}-{row['tpot_p90_ms']:.1f})"
+
+
 def search(a: Answer) -> str:
     lines = [f"{a['model']}, {a['kind'].upper()}: {traffic(a)}", a["basis"]]
     rows = [
-        [f"{r['rank']}. {r['name']}", str(r["total_gpus"]), f"{r['ttft_ms']:,.0f}", f"{r['tpot_ms']:.1f}",
+        [f"{r['rank']}. {r['name']}", str(r["total_gpus"]), f"{r['ttft_ms']:,.0f}", _tpot(r),
          f"{r['goodput']:.3g}", f"{r['utilisation']:.0%}", dollars(r["usd_per_hour"]),
          dollars(r["usd_per_million_input"]), dollars(r["usd_per_million_output"]),
-         "yes" if r["survives_one_loss"] else "no", r["limited_by"]]
+         "yes" if r["survives_one_loss"] else "no", r["limited_by"], r["basis"]]
         for r in a["deployments"]
     ]  # fmt: skip
-    head = ["deployment", "GPUs", "TTFT ms", "TPOT ms", "goodput/s", "used", "$/h", "$/M in", "$/M out", "N+1", "limit"]
+    head = [
+        "deployment",
+        "GPUs",
+        "TTFT ms",
+        "TPOT ms",
+        "goodput/s",
+        "used",
+        "$/h",
+        "$/M in",
+        "$/M out",
+        "N+1",
+        "limit",
+        "basis",
+    ]
     if rows:
         lines += [
             table(head, rows),

@@ -175,7 +175,7 @@ def search_page(answer: Answer) -> str:
         "rank": "rank", "name": "deployment", "total_gpus": "GPUs", "ttft_ms": "TTFT, ms", "tpot_ms": "TPOT, ms",
         "goodput": "goodput, req/s", "usd_per_hour": "$/h", "usd_per_million_input": "$/M in",
         "usd_per_million_output": "$/M out", "utilisation": "utilisation", "survives_one_loss": "N+1",
-        "limited_by": "limited by",
+        "limited_by": "limited by", "basis": "basis",
     }  # fmt: skip
     flags = "".join(
         f"<h3>{row['rank']}. {html.escape(row['name'])}</h3>"

@@ -1,7 +1,7 @@
 """`headway plan search`: which deployments carry this traffic within these targets, ranked by dollars per hour (B13).
 
-Every device, GPU count, precision and split is put through the same exact step-time model with planning constants
-(`PLANNING`), so all figures here are estimates. Deployments that cannot do it are listed with the reason.
+Every device, GPU count, precision and split is put through the same exact step-time model with an engine's calibrated
+constants, so all figures here are estimates. Deployments that cannot do it are listed with the reason.
 """
 
 from __future__ import annotations
@@ -13,24 +13,17 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.plan.estimates import calibrated_step, constants
 from headway.plan.flags import engine_flags
 from headway.plan.replica import Load, LoadedReplica
 from headway.plan.traffic import Target, Traffic, check
-from headway.roofline.collectives import served_all_reduce
 from headway.roofline.hardware import Hardware
 from headway.roofline.shape import ModelShape, nominal_bytes, store_as
-from headway.roofline.step import Efficiency, Layout, StepTime
+from headway.roofline.step import Layout, StepTime
 
-# Shares and overheads one constant set reaches on 1,050 public serving runs of dense models (mean error 16 to 17 %);
-# experts and attention as measured kernels of those engines do. `plan score` holds the fitted model against them.
-PLANNING = Efficiency(
-    stream=0.8, stream_experts=0.7, stream_cache=0.75, linear=0.65, experts=0.5, attention=0.5, prefill_attention=0.5,
-    layer=40e-6,
-)  # fmt: skip
 BASIS = (
-    "Estimates: exact step-time model at 80 % of memory bandwidth and 65 % of peak arithmetic, 40 us per layer, "
-    "measured all-reduce constants, Poisson-like queueing. On 1,050 public runs "
-    "such constants err by 16 to 17 % on average."
+    "Estimates: the exact step-time model with constants fitted on public runs of the engine, and queueing. Basis "
+    "calibrated: such runs exist on this kind of device, with their p10-p90 range; extrapolated: they do not."
 )
 DEGREES = (1, 2, 4, 8)
 NETWORK = 50e9  # bytes/s per GPU that ships caches from a prefill pool to a decode pool: one 400 Gbit/s port
@@ -44,6 +37,7 @@ class Wanted(msgspec.Struct, frozen=True):
         degrees: GPUs of one replica. split: also consider separate prefill and decode pools.
         budget: most dollars per hour. prices: dollars per GPU-hour by device, in place of the catalogue's.
         most: deployments to list.
+        engine: whose calibrated constants to take.
     """
 
     hardware: tuple[Hardware, ...]
@@ -54,16 +48,20 @@ class Wanted(msgspec.Struct, frozen=True):
     budget: float | None = None
     prices: dict[str, float] = {}
     most: int = 10
+    engine: str = "vllm"
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """One way to build a replica."""
+    """One way to build a replica. `basis`: where its constants are from; `low`, `high`: factors to p10 and p90."""
 
     device: Hardware
     gpus: int
     precision: str
     attention_dp: int
     model: StepTime
+    basis: str
+    low: float | None
+    high: float | None
 
     @property
     def name(self) -> str:
@@ -119,12 +117,20 @@ def candidates(shape: ModelShape, wanted: Wanted) -> Iterator[tuple[Candidate | 
                 if stored.heads % gpus or (stored.kv_heads % gpus and gpus % stored.kv_heads):
                     yield None, {"name": name, "reason": f"{stored.heads} heads cannot be split over {gpus} GPUs"}
                     continue
-                for attention_dp in {1, gpus} if latent else {1}:
-                    model = StepTime(
-                        stored, device, Layout(gpus, attention_dp), efficiency=PLANNING,
-                        all_reduce=served_all_reduce(device),
-                    )  # fmt: skip
-                    yield Candidate(device, gpus, label, attention_dp, model), {}
+                for attention_dp in sorted({1, gpus}) if latent else (1,):
+                    yield _candidate(stored, device, gpus, label, attention_dp, wanted.engine), {}
+
+
+def _candidate(
+    shape: ModelShape, device: Hardware, gpus: int, precision: str, attention_dp: int, engine: str
+) -> Candidate:
+    """A replica with the constants of its engine, and their range where it was measured on such a device."""
+    layout = Layout(gpus, attention_dp)
+    known = constants(shape, device, engine, precision, gpus)
+    model = StepTime(shape, device, layout, efficiency=known.efficiency, all_reduce=known.all_reduce)
+    if calibrated_step(shape, device, engine, precision, gpus)[1]:
+        return Candidate(device, gpus, precision, attention_dp, model, "extrapolated", None, None)
+    return Candidate(device, gpus, precision, attention_dp, model, "calibrated", known.low, known.high)
 
 
 def price_of(device: Hardware, wanted: Wanted) -> float | None:
@@ -199,7 +205,10 @@ def _row(
         "rank": 0, "name": c.name, "hardware": c.device.name, "gpus": c.gpus, "total_gpus": total,
         "precision": c.precision, "attention_dp": c.attention_dp, "batch": round(load.batch, 1),
         "peak_batch": ceil(load.peak_batch), "chunk": load.chunk, "ttft_ms": ttft * 1e3, "tpot_ms": load.tpot * 1e3,
-        "mean_tpot_ms": load.mean_tpot * 1e3, "price_per_gpu_hour": price, "usd_per_hour": hour,
+        "mean_tpot_ms": load.mean_tpot * 1e3, "basis": c.basis,
+        "tpot_p10_ms": None if c.low is None else load.tpot * c.low * 1e3,
+        "tpot_p90_ms": None if c.high is None else load.tpot * c.high * 1e3,
+        "price_per_gpu_hour": price, "usd_per_hour": hour,
         "usd_per_million_input": hour * prefill_share / (tokens * traffic.input_tokens),
         "usd_per_million_output": hour * (1 - prefill_share) / (tokens * traffic.output_tokens),
     }  # fmt: skip
