@@ -1,9 +1,9 @@
 """Headway serves open-weight language models and knows what every token costs.
 
-    from headway import LLM, SamplingParams
+from headway import LLM, SamplingParams
 
-    llm = LLM()                       # the built-in demo model
-    print(llm.chat("Why is the sky blue?", SamplingParams(max_tokens=60)).text)
+llm = LLM()                       # the built-in demo model
+print(llm.chat("Why is the sky blue?", SamplingParams(max_tokens=60)).text)
 """
 
 from __future__ import annotations

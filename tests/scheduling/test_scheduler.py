@@ -346,6 +346,22 @@ class TestPlanForTheExecutor:
             ("a#1", 17, 1, 1, False),
         ]
 
+    def test_prompt_logprobs_of_one_step_are_bounded_over_all_rows(self) -> None:
+        bench = Bench(limits_of(max_prompt_logits=5))
+        bench.scheduler.add(request("a", prompt=8, prompt_logprobs=1))
+        bench.scheduler.add(request("b", prompt=6, prompt_logprobs=0))
+        bench.scheduler.add(request("c", prompt=6))
+        seen = []
+        for step in range(3):
+            plan = bench.scheduler.plan(step)
+            seen.append([(w.id, w.count, w.logits) for w in plan.work])
+            bench.scheduler.commit(bench.executor.run(plan), step)
+        assert seen == [
+            [("a", 5, 5), ("c", 6, 1)],
+            [("c", 1, 1), ("a", 3, 3), ("b", 2, 2)],
+            [("a", 1, 1), ("c", 1, 1), ("b", 4, 4)],
+        ]
+
     def test_prompt_logprobs_are_reported_once_even_if_the_prompt_is_computed_twice(self) -> None:
         bench = Bench()
         bench.scheduler.add(request(prompt=30, prompt_logprobs=1))

@@ -27,6 +27,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_rows: rows in a step, and rows held at once.
         max_tokens_per_step: new tokens in a step; at least max_rows, so that no decode ever waits for another.
         max_model_len: longest context, prompt and generated tokens together.
+        max_prompt_logits: prompt positions whose logits one step may want (prompt_logprobs); None = all it computes.
+            Bounds the memory of logits, which are as wide as the vocabulary.
 
     Raises:
         BadInput: the figures contradict each other.
@@ -38,10 +40,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_rows: int
     max_tokens_per_step: int
     max_model_len: int
+    max_prompt_logits: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_rows", "max_tokens_per_step", "max_model_len"):
-            if getattr(self, name) < 1:
+        for name in ("block_size", "max_rows", "max_tokens_per_step", "max_model_len", "max_prompt_logits"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise BadInput(name, f"{getattr(self, name)} is not an integer >= 1")
         if not self.blocks or min(self.blocks) < 1 or len(self.windows) != len(self.blocks):
             raise BadInput("blocks", f"{self.blocks} must name one pool of >= 1 blocks per KV group of {self.windows}")

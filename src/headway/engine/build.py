@@ -39,6 +39,7 @@ from headway.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+PROMPT_LOGITS = 64  # prompt positions per step whose logits are kept for prompt_logprobs
 PREFIX_TTL_SECONDS = 30 * 60.0  # an unused cached prefix is forgotten after this
 
 
@@ -194,7 +195,7 @@ def _limits(options: EngineOptions, model: Model, weights: int, free: int) -> tu
         max_len=max_len,
         weights=weights,
         activations=activation_bytes(
-            config.hidden_size, config.intermediate_size, config.vocab_size, step, options.max_rows
+            config.hidden_size, config.intermediate_size, config.vocab_size, step, options.max_rows + PROMPT_LOGITS
         ),
         free=free,
         kv_cache_gib=options.kv_cache_gib,
@@ -206,5 +207,6 @@ def _limits(options: EngineOptions, model: Model, weights: int, free: int) -> tu
         max_rows=options.max_rows,
         max_tokens_per_step=step,
         max_model_len=max_len,
+        max_prompt_logits=PROMPT_LOGITS,
     )
     return limits, memory

@@ -114,6 +114,8 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     planned = {work.id for work in plan.work}
     assert len(planned) == len(plan.work) <= limits.max_rows, "law: a plan never exceeds max_rows"
     assert sum(work.count for work in plan.work) <= limits.max_tokens_per_step, "law: a plan never exceeds its tokens"
+    reported = sum(work.logits for work in plan.work if work.prompt_logprobs)
+    assert reported <= (limits.max_prompt_logits or reported), "law: a plan never exceeds its prompt logits"
     assert all(work.count > 0 for work in plan.work), "law: no empty work"
     assert planned <= {row.request.id for row in state.running}, "law: only running rows are planned"
     for row in state.running:

@@ -44,6 +44,7 @@ class Step:
         self._now = now
         self.shape = ShapeBuilder(limits.windows) if shaped or model else None
         self.left = min(limits.max_tokens_per_step, budget.tokens or limits.max_tokens_per_step)
+        self._prompt_logits = limits.max_prompt_logits or limits.max_tokens_per_step
         self.work: list[Work] = []
         self.rows: list[Row] = []
         self.blocked = BY_POLICY
@@ -140,8 +141,11 @@ class Step:
         request = row.request
         start = request.computed
         count = min(len(request.tokens) - start, self.left, row.table.room() - start)
-        if start < row.reported and row.wants_prompt_logprobs:
-            count = min(count, row.reported - start)  # computed again after a preemption, but reported only once
+        if row.wants_prompt_logprobs:
+            if start < row.reported:  # computed again after a preemption, but reported only once
+                count = min(count, row.reported - start)
+            else:
+                count = min(count, self._prompt_logits)
         if self._model is not None and self._budget.milliseconds is not None and self._decodes and count > 0:
             count = self._cut(start, count)
         if count <= 0:
@@ -184,6 +188,7 @@ class Step:
         report = start >= row.reported and row.wants_prompt_logprobs
         if report:
             logits = count
+            self._prompt_logits -= count
             row.reported = min(start + count, request.prompt_len - 1)
         self.work.append(Work(request.id, start, count, draft, blocks, logits, sample, report))
         self.rows.append(row)
