@@ -93,6 +93,8 @@ class MockConnection(asyncio.Protocol):
     def _get(self) -> None:
         if self._path.endswith(b"/models"):
             self._transport.write(whole(200, b'{"object":"list","data":[{"id":"mock","object":"model"}]}'))
+        elif self._path.endswith(b"/health"):  # some clients ask before they start
+            self._transport.write(whole(200, b"{}"))
         else:
             self._transport.write(whole(404, b'{"error":{"message":"no such route"}}'))
 
