@@ -37,6 +37,7 @@ GATED_DELTA = BASE | {
 }  # fmt: skip
 QWEN_MOE = {"num_experts": 6, "shared_expert_intermediate_size": 40} | ROUTED
 GLM_MOE = BASE | ROUTED | {"n_routed_experts": 6, "n_shared_experts": 1, "first_k_dense_replace": 1}
+GEMMA4 = BASE | {"num_hidden_layers": 12, "vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 0}
 LOCAL = {"num_local_experts": 6, "num_experts_per_tok": 2}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", BASE), ("llama", BASE | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
@@ -49,6 +50,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("deepseek_v2", DEEPSEEK | {"topk_method": "greedy"}), ("deepseek_v2", DEEPSEEK | {"q_lora_rank": None}),
     ("deepseek_v3", DEEPSEEK), ("deepseek_v32", INDEXED),
     ("glm_moe_dsa", INDEXED | {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}),
+    ("gemma4_text", GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 24}),
+    ("gemma4_text", GEMMA4 | {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 5,
+                               "use_double_wide_mlp": True}),
+    ("gemma4_text", GEMMA4 | {
+        "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24,
+    }),
     ("gpt_oss", BASE | LOCAL), ("minimax_m2", BASE | LOCAL),
 ]  # fmt: skip
 
@@ -148,6 +155,13 @@ def test_sparse_attention_keeps_all_and_reads_some() -> None:
     latent, index = glm.groups
     assert kv_bytes(glm, 100_000) > kv_read_bytes(glm, 100_000)
     assert latent.read(100_000) == 2048 and index.read(100_000) == 100_000
+
+
+def test_layers_that_share_a_cache_store_none(tmp_path: Path) -> None:
+    config = GEMMA4 | {"model_type": "gemma4_text", "num_kv_shared_layers": 5, "sliding_window": 64}
+    window, full = shape_from_config(config).groups
+    assert (window.layers, window.readers, window.key_width) == ((0, 1, 2, 3, 4, 6), 4, 16)
+    assert (full.layers, full.readers, full.key_width) == ((5,), 1, 512)
 
 
 def test_shared_caches_are_stored_once_and_read_by_all() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from headway.core.errors import BadInput
 from headway.roofline.families import Family, Fields, open_config
+from headway.roofline.gemma4 import gemma4_groups, gemma4_tensors
 from headway.roofline.quantised import stored
 from headway.roofline.shape import ByRole, KVGroup, ModelShape, MoE
 from headway.roofline.tensors import Dims, Tensor, dims, expert_count, inventory
@@ -26,19 +27,21 @@ def shape_from_config(raw: Any, name: str = "") -> ModelShape:
     """
     model_type, family, fields = open_config(raw)
     size = dims(family, fields)
-    kinds = layer_kinds(family, fields, size)
-    sparse = sparse_layers(family, fields, size.layers)
-    tensors = list(inventory(family, fields, kinds, sparse))
+    tensors, sparse = _tensors(family, fields, size)
     dtype = DTYPES.get(str(fields.raw.get("dtype") or fields.raw.get("torch_dtype") or "bfloat16"), "bf16")
     quantisation = stored(fields.raw.get("quantization_config") or fields.raw.get("compression_config") or {}, dtype)
-    latent = "latent" in kinds
+    cache = quantisation.kv or 2.0
+    if family.experts == "gemma4":
+        groups = gemma4_groups(fields, size, cache)
+    else:
+        groups = kv_groups(fields, size, layer_kinds(family, fields, size), cache)
+    latent = groups[0].kind == "latent"
     return ModelShape(
         name=name or model_type, family=model_type, layers=size.layers, d_model=size.d, vocab=size.vocab,
         heads=size.heads, kv_heads=1 if latent else size.kv_heads,
         head_width=fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim") if latent else size.head,
         params=_by_role(tensors, lambda tensor: 1), stored=_by_role(tensors, quantisation.size),
-        groups=kv_groups(fields, size, kinds, quantisation.kv or 2.0), tied=size.tied,
-        moe=_moe(family, fields, tensors, sum(sparse)),
+        groups=groups, tied=size.tied, moe=_moe(fields, tensors, sum(sparse)),
         context=fields.maybe("max_position_embeddings") or 0, weight_format=quantisation.format,
     )  # fmt: skip
 
@@ -46,9 +49,15 @@ def shape_from_config(raw: Any, name: str = "") -> ModelShape:
 def tensors_of(raw: Any) -> list[Tensor]:
     """The tensor inventory of a `config.json`: every name, shape and role."""
     _, family, fields = open_config(raw)
-    size = dims(family, fields)
-    kinds = layer_kinds(family, fields, size)
-    return list(inventory(family, fields, kinds, sparse_layers(family, fields, size.layers)))
+    return _tensors(family, fields, dims(family, fields))[0]
+
+
+def _tensors(family: Family, fields: Fields, size: Dims) -> tuple[list[Tensor], list[bool]]:
+    """(inventory, which layers have routed experts)."""
+    if family.experts == "gemma4":
+        return list(gemma4_tensors(fields, size)), [fields.flag("enable_moe_block")] * size.layers
+    sparse = sparse_layers(family, fields, size.layers)
+    return list(inventory(family, fields, layer_kinds(family, fields, size), sparse)), sparse
 
 
 def layer_kinds(family: Family, fields: Fields, size: Dims) -> list[str]:
@@ -151,11 +160,11 @@ def _by_role(tensors: list[Tensor], size: Any) -> ByRole:
     return ByRole(**sums)
 
 
-def _moe(family: Family, fields: Fields, tensors: list[Tensor], layers: int) -> MoE | None:
+def _moe(fields: Fields, tensors: list[Tensor], layers: int) -> MoE | None:
     if not layers:
         return None
     experts = expert_count(fields)
-    active = fields.count("num_experts_per_tok", "num_experts_per_token", "moe_k")
+    active = fields.count("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts")
     if active > experts:
         raise BadInput("config.json num_experts_per_tok", f"{active} of {experts} experts; accepted: 1 to {experts}")
     total = sum(tensor.numel for tensor in tensors if tensor.role == "experts")

@@ -26,7 +26,7 @@ class Family:
         norms: the layer's norms of width d.
         fused_qkv, fused_gate_up: stored as one matrix.
         experts: how routed experts are stored: "" none, "mlp" (mlp.experts.N.gate_proj), "block" (Mixtral's w1..w3),
-            "stacked" (one tensor for all, with biases: gpt-oss).
+            "stacked" (one tensor for all, with biases: gpt-oss). "gemma4": the family is listed by `gemma4.py`.
         router_bias: the router carries a correction bias per expert.
         shared: how shared experts are stored: "", "sum" (n_shared_experts wide), "gated" (one, with its own gate).
         sinks: one learned sink per head. gated_attention: the query projection also makes an output gate.
@@ -73,6 +73,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": Family(tied=True, head_dim=256),
     "gemma2": Family(norms=NORMS_4, tied=True, head_dim=256, window_every=2),
     "gemma3_text": Family(norms=NORMS_4, qk_norm="head", tied=True, head_dim=256, window_every=6),
+    "gemma4_text": Family(tied=True, head_dim=256, experts="gemma4"),
     "phi3": Family(qkv_bias=False, o_bias=False, fused_qkv=True, fused_gate_up=True),
     "glm": Family(o_bias=False, fused_gate_up=True),
     "glm4": Family(
@@ -90,7 +91,9 @@ FAMILIES: Mapping[str, Family] = {
     "minimax_m2": Family(qkv_bias=False, o_bias=False, qk_norm="full", experts="block", router_bias=True),
 }  # fmt: skip
 # Multimodal wrappers and renamed checkpoints: the language model inside is planned, the encoder is not.
-RENAMED = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text"}
+RENAMED = {
+    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text", "gemma4": "gemma4_text",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from headway.core.errors import BadInput
 from headway.roofline.shape import STORED_BYTES
 from headway.roofline.tensors import Tensor
 
-NEVER = {"embed", "head", "router", "norm"}  # no quantiser here touches these unless its config says "lm_head": true
+NEVER = {"embed", "gathered", "head", "router", "norm"}  # roles these quantisers leave in 16 bits
 
 
 class Stored(NamedTuple):

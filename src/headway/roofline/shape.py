@@ -88,7 +88,7 @@ class ByRole(msgspec.Struct, frozen=True):
 
     embed (gathered, neither multiplied nor streamed), head (once per logit row), attention (projections, and the
     state-space or linear-attention mixers), mlp (dense), shared (shared experts), router, experts (all routed
-    experts together), norm (norms, biases of norms, scalars).
+    experts together), norm (norms, biases of norms, scalars), gathered (further tables of which only rows are read).
     """
 
     embed: float = 0
@@ -99,6 +99,7 @@ class ByRole(msgspec.Struct, frozen=True):
     router: float = 0
     experts: float = 0
     norm: float = 0
+    gathered: float = 0
 
     @property
     def total(self) -> float:
@@ -244,6 +245,6 @@ def store_as(shape: ModelShape, precision: str) -> ModelShape:
     stored = ByRole(
         embed=counts.embed * wide, head=counts.head * wide, router=counts.router * wide, norm=counts.norm * wide,
         attention=counts.attention * size, mlp=counts.mlp * size, shared=counts.shared * size,
-        experts=counts.experts * size,
+        experts=counts.experts * size, gathered=counts.gathered * wide,
     )  # fmt: skip
     return msgspec.structs.replace(shape, stored=stored, weight_format=precision)
