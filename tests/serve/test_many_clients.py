@@ -141,7 +141,7 @@ def test_the_event_loop_stays_free_while_large_prompts_arrive(server: Server) ->
     after = server.metrics()
     name = "headway:event_loop_lag_seconds"
     samples = after[f"{name}_count"] - before[f"{name}_count"]
-    late = samples - (after[f'{name}_bucket{{le="0.25"}}'] - before[f'{name}_bucket{{le="0.25"}}'])
+    late = samples - (after[f'{name}_bucket{{le="0.2"}}'] - before[f'{name}_bucket{{le="0.2"}}'])
     assert samples > 0 and late <= 1  # the figure itself is in benchmarks/server.py; a busy test machine is not idle
 
 

@@ -90,6 +90,7 @@ def run(options: ServeOptions) -> int:
     if not keys and not is_loopback(options.host):
         raise BadInput("--host", f"{options.host} can be reached by others; also give --api-key-file, or use 127.0.0.1")
     raise_file_limit()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # texts are encoded in our own threads, beside a busy engine
     sock = _bind(options.host, options.port)
     with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Life(options, keys, sock).live())

@@ -18,6 +18,7 @@ from headway.core.clock import to_seconds
 from headway.engine.ipc import Status
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+LAGS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 TOKENS = tuple(float(4**power) for power in range(11))  # 1 to 1M
 REASONS = ("stop", "length", "abort", "error")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -107,7 +108,7 @@ class Totals:
     queue: Histogram = field(default_factory=_seconds)
     prefill: Histogram = field(default_factory=_seconds)
     decode: Histogram = field(default_factory=_seconds)
-    lag: Histogram = field(default_factory=_seconds)
+    lag: Histogram = field(default_factory=lambda: Histogram(LAGS))
     prompt_lengths: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     output_lengths: Histogram = field(default_factory=lambda: Histogram(TOKENS))
 

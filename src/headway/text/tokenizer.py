@@ -61,7 +61,8 @@ class Tokenizer:
             BadInput: the text names a control token of the tokenizer that the model has no embedding for.
         """
         tokenizer = self._tokenizer if allow_special else self._literal
-        ids = tokenizer.encode(text, add_special_tokens=add_special).ids
+        # The batch call, unlike `encode`, lets other Python threads run meanwhile; "fast" leaves out offsets.
+        ids = tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
         if add_special and self._add_bos and self.bos_id is not None:
             ids.insert(0, self.bos_id)
         if ids and max(ids) >= self.vocab_size:

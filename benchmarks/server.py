@@ -1,0 +1,196 @@
+"""What the HTTP server costs, next to the same engine in process.
+
+    python benchmarks/server.py                          the built-in model, 32 streams
+    python benchmarks/server.py --scripted               no model: the most the API process can carry
+    python benchmarks/server.py --model F --streams N --tokens N
+
+Prints one JSON object: tokens/s in process and served, CPU of each process, CPU per SSE chunk (built, and sent), and
+the event loop's lag and the slowest /health while 1 MB prompts arrive. The client only reads bytes; it parses nothing.
+On a machine that does other things, look at `api_waited_ms` first: how long the API process was ready and had no core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from headway.core.request import SamplingParams  # noqa: E402
+from headway.engine.messages import Delta  # noqa: E402
+from headway.serve.shapes import ChatChoice, Header  # noqa: E402
+from headway.serve.watch import parse  # noqa: E402
+
+PROMPT = "Tell me a long story about a fox, number {}."
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def waited_ms(pid: int) -> float:
+    """Time a process was ready to run and waited for a core."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e6
+
+
+def chunk_microseconds(rounds: int = 100_000) -> float:
+    """CPU to turn one delta into one event."""
+    choice = ChatChoice(Header("chatcmpl-0", "model", 0, "chat.completion"), None, 0, None, True)  # type: ignore[arg-type]
+    delta = Delta(id="a", choice=0, at=0, tokens=(1,), text=" story")
+    choice.chunk(delta)
+    begin = time.process_time()
+    for _ in range(rounds):
+        choice.chunk(delta)
+    return (time.process_time() - begin) / rounds * 1e6
+
+
+def in_process(model: str | None, streams: int, tokens: int) -> float:
+    """Tokens/s of `LLM.generate`."""
+    from headway.engine.llm import LLM
+
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
+    prompts = [PROMPT.format(number) for number in range(streams)]
+    with LLM(model, max_model_len=2048) as llm:
+        llm.generate(prompts, SamplingParams(max_tokens=2, ignore_eos=True))
+        begin = time.perf_counter()
+        llm.generate(prompts, params)
+        return streams * tokens / (time.perf_counter() - begin)
+
+
+class Served:
+    """A server process and its engine."""
+
+    def __init__(self, model: str | None, scripted: bool) -> None:
+        command = [sys.executable, str(ROOT / "tests/serve/mock_server.py"), "{}"]
+        if not scripted:
+            command = [sys.executable, "-m", "headway", "serve", *([model] if model else []), "--port", "0"]
+            command += ["--max-model-len", "2048"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            found = re.search(r"http://[^/]*:(\d+)/v1", line)
+            if found:
+                self.port = int(found.group(1))
+                break
+        out = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True).stdout
+        self.engine = int(out.split()[0])
+
+    def post(self, body: dict[str, Any]) -> socket.socket:
+        """Send a completion request; its answer is not read here."""
+        data = json.dumps(body).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        connection = socket.create_connection(("127.0.0.1", self.port))
+        connection.sendall(f"{head}connection: close\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
+        return connection
+
+    def get(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
+            return answer.read()  # type: ignore[no-any-return]
+
+    def streams(self, streams: int, tokens: int) -> tuple[float, int]:
+        """Seconds until all streams have ended, and how many events they held."""
+        body = {"max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
+        begin = time.perf_counter()
+        open_ones = [self.post({**body, "prompt": PROMPT.format(number)}) for number in range(streams)]
+        events = 0
+        with selectors.DefaultSelector() as selector:
+            for connection in open_ones:
+                selector.register(connection, selectors.EVENT_READ)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    piece = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
+                    events += piece.count(b"data: ")
+                    if not piece:
+                        selector.unregister(key.fileobj)
+                        key.fileobj.close()  # type: ignore[union-attr]
+        return time.perf_counter() - begin, events
+
+    def lag_under_large_prompts(self, seconds: float = 5.0) -> dict[str, float]:
+        """p99 bucket of the loop's lag and the slowest /health while 1 MB prompts arrive one after the other."""
+        waited = waited_ms(self.process.pid)
+        before = parse(self.get("/metrics").decode(), 0)
+        stop = threading.Event()
+
+        def send() -> None:
+            while not stop.is_set():
+                connection = self.post({"prompt": "word " * 200_000, "max_tokens": 1})
+                while connection.recv(1 << 16):
+                    pass
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        slowest, end = 0.0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            begin = time.monotonic()
+            self.get("/health")
+            slowest = max(slowest, time.monotonic() - begin)
+            time.sleep(0.02)
+        stop.set()
+        thread.join()
+        after = parse(self.get("/metrics").decode(), 1)
+        name = "headway:event_loop_lag_seconds"
+        counts = {le: count - before.buckets[name][le] for le, count in after.buckets[name].items()}
+        total = max(counts.values())
+        p99 = min(le for le, count in counts.items() if count >= 0.99 * total)
+        return {
+            "loop_lag_p99_at_most_ms": p99 * 1000,
+            "loop_lag_samples": total,
+            "health_slowest_ms": slowest * 1000,
+            "api_waited_ms": waited_ms(self.process.pid) - waited,
+            "lag_seconds": seconds,
+        }
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--model")
+    arguments.add_argument("--scripted", action="store_true")
+    arguments.add_argument("--streams", type=int, default=32)
+    arguments.add_argument("--tokens", type=int, default=128)
+    given = arguments.parse_args()
+    report: dict[str, Any] = {"streams": given.streams, "tokens": given.tokens, "chunk_us": chunk_microseconds()}
+    if not given.scripted:
+        report["in_process_tokens_per_s"] = in_process(given.model, given.streams, given.tokens)
+    server = Served(given.model, given.scripted)
+    try:
+        server.streams(given.streams, 2)
+        before = cpu_seconds(server.process.pid), cpu_seconds(server.engine), time.process_time()
+        seconds, events = server.streams(given.streams, given.tokens)
+        api, engine = cpu_seconds(server.process.pid) - before[0], cpu_seconds(server.engine) - before[1]
+        report |= {
+            "served_tokens_per_s": given.streams * given.tokens / seconds,
+            "events": events,
+            "api_cpu_s": api,
+            "api_cpu_us_per_event": api / events * 1e6,
+            "engine_cpu_s": engine,
+            "client_cpu_s": time.process_time() - before[2],
+            "wall_s": seconds,
+        }
+        if "in_process_tokens_per_s" in report:
+            report["server_cost"] = 1 - report["served_tokens_per_s"] / report["in_process_tokens_per_s"]
+        report |= server.lag_under_large_prompts()
+    finally:
+        server.close()
+    print(json.dumps({name: round(value, 3) for name, value in report.items()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
