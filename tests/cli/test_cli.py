@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 from headway.cli import VERBS
 
 
-def headway(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "headway", *args], capture_output=True, text=True)
+def headway(*args: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "headway", *args], capture_output=True, text=True, input=typed)
 
 
 def test_help_lists_every_verb_and_imports_nothing_heavy() -> None:
@@ -53,6 +54,16 @@ def test_demo_streams_an_answer_and_its_cost() -> None:
     assert shown.returncode == 0
     assert "Paris" in shown.stdout
     assert all(word in shown.stderr for word in ("TTFT", "TPOT", "tokens/s", "KV cache"))
+
+
+def test_chat_keeps_the_history_in_the_cache_until_it_is_reset() -> None:
+    typed = "Tell me about the sea.\nMore.\n/reset\nMore.\n/quit\n"
+    shown = headway("chat", "--temperature", "0", "--max-tokens", "12", typed=typed)
+    assert shown.returncode == 0, shown.stderr
+    assert len(shown.stdout.splitlines()) >= 3
+    (first, _), (second, cached), (third, _) = re.findall(r"(\d+) prompt tokens, (\d+) from the cache", shown.stderr)
+    assert int(third) < int(first) < int(second)
+    assert int(cached) >= 32
 
 
 def test_generate_from_a_file_resumes_where_it_stopped(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""`headway chat`: talk to a model in the terminal."""
+"""`headway chat`: talk to a model in the terminal, in this process or on a server."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,9 @@ from headway.cli import options
 if TYPE_CHECKING:
     from headway.core.request import SamplingParams
     from headway.engine.llm import LLM, Message
+    from headway.serve.client import Client
+
+    Say = Callable[[list[Message]], str]  # prints the answer as it is made, returns it
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -18,6 +22,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def chat(
     model: options.Model = None,
+    url: Annotated[str | None, typer.Option(help="Talk to this server instead of loading a model.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="HEADWAY_API_KEY", help="With --url: the server's key.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message to start from.")] = None,
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = 0.7,
@@ -35,6 +41,12 @@ def chat(
     from headway.core.request import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    start: list[Message] = [{"role": "system", "content": system}] if system else []
+    if url is not None:
+        from headway.serve.client import Client
+
+        _converse(_remote(Client(url, api_key), params), start)
+        return
     chosen: dict[str, Any] = {
         "kv_cache_gib": kv_cache_gib,
         "max_model_len": max_model_len,
@@ -42,37 +54,54 @@ def chat(
         "backend": backend,
     }
     with load_model(model, **chosen) as llm:
-        _converse(llm, params, [{"role": "system", "content": system}] if system else [])
+        _converse(_local(llm, params), start)
 
 
-def _converse(llm: LLM, params: SamplingParams, start: list[Message]) -> None:
+def _local(llm: LLM, params: SamplingParams) -> Say:
+    from headway.cli.terminal import cost_table, print_pieces
+
+    def say(messages: list[Message]) -> str:
+        with llm.stream_chat(messages, params) as stream:
+            print_pieces(delta.text for delta in stream)
+        cost_table(llm, stream.completion)
+        return stream.completion.text
+
+    return say
+
+
+def _remote(client: Client, params: SamplingParams) -> Say:
+    from headway.cli.terminal import print_pieces
+
+    model = client.models()[0]
+    fields = {"model": model, "max_tokens": params.max_tokens, "temperature": params.temperature}
+    if params.seed is not None:
+        fields["seed"] = params.seed
+
+    def say(messages: list[Message]) -> str:
+        return print_pieces(piece.text for piece in client.stream_chat(messages, **fields))
+
+    return say
+
+
+def _converse(say: Say, start: list[Message]) -> None:
     from rich.prompt import Prompt
 
-    from headway.cli.terminal import cost_table, print_stream, stderr
-    from headway.core.errors import Rejected
+    from headway.cli.terminal import stderr
+    from headway.core.errors import HeadwayError
 
     messages = list(start)
     while True:
         try:
-            text = Prompt.ask("[bold]you[/bold]", console=stderr)
+            text = Prompt.ask("[bold]you[/bold]", console=stderr).strip()
         except (EOFError, KeyboardInterrupt):
             return
-        if text.strip() == "/quit":
+        if text == "/quit":
             return
-        if text.strip() == "/reset":
+        if text == "/reset":
             messages = list(start)
-            continue
-        if not text.strip():
-            continue
-        asked = [*messages, {"role": "user", "content": text}]
-        try:
-            stream = llm.stream_chat(asked, params)
-        except Rejected as error:  # the history outgrew the context: say so, keep what was there
-            stderr.print(f"[red]{error}[/red] (/reset starts anew)")
-            continue
-        try:
-            print_stream(stream)
-        except KeyboardInterrupt:
-            stderr.print("[dim](stopped)[/dim]")
-        cost_table(llm, stream.completion)
-        messages = [*asked, {"role": "assistant", "content": stream.completion.text}]
+        elif text:
+            asked = [*messages, {"role": "user", "content": text}]
+            try:
+                messages = [*asked, {"role": "assistant", "content": say(asked)}]
+            except HeadwayError as error:  # the history outgrew the context, say: keep what was there
+                stderr.print(f"[red]{error}[/red] (/reset starts anew)", soft_wrap=True)

@@ -22,11 +22,12 @@ def demo(
     backend: options.Backend = "auto",
 ) -> None:
     """Answer one question with the built-in model, streaming, and print TTFT, TPOT, tokens/s and cache use."""
-    from headway.cli.terminal import cost_table, load_model, print_stream, step
+    from headway.cli.terminal import cost_table, load_model, print_pieces, step
     from headway.core.request import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with load_model(None, threads=threads, backend=backend) as llm:
         step(f"[bold]{question}[/bold]")
-        completion = print_stream(llm.stream_chat(question, params))
-        cost_table(llm, completion)
+        with llm.stream_chat(question, params) as stream:
+            print_pieces(delta.text for delta in stream)
+        cost_table(llm, stream.completion)

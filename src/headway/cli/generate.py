@@ -37,7 +37,7 @@ def generate(
 ) -> None:
     """Complete prompts in batches; an interrupted run continues where it stopped."""
     from headway.cli import jobs
-    from headway.cli.terminal import load_model, print_stream
+    from headway.cli.terminal import load_model, print_pieces
     from headway.core.errors import BadInput
     from headway.core.request import SamplingParams
 
@@ -61,4 +61,5 @@ def generate(
             print(jobs.encode(None, llm.generate(prompt, params)[0]).decode())
         else:
             assert prompt is not None
-            print_stream(llm.stream(prompt, params))
+            with llm.stream(prompt, params) as stream:
+                print_pieces(delta.text for delta in stream)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from headway.engine.llm import LLM, Stream
+from headway.engine.llm import LLM
 from headway.engine.results import Completion
 
 stdout = Console(highlight=False)
@@ -59,14 +59,18 @@ def _reporter(bars: Progress) -> Any:
     return report
 
 
-def print_stream(stream: Stream) -> Completion:
-    """Print an answer to stdout as it is made."""
-    with stream:
-        for delta in stream:
-            sys.stdout.write(delta.text)
+def print_pieces(pieces: Iterable[str]) -> str:
+    """Print a text to stdout as it is made -> all of it. Ctrl-C stops it there."""
+    text = ""
+    try:
+        for piece in pieces:
+            text += piece
+            sys.stdout.write(piece)
             sys.stdout.flush()
+    except KeyboardInterrupt:
+        stderr.print("[dim](stopped)[/dim]")
     sys.stdout.write("\n")
-    return stream.completion
+    return text
 
 
 def cost_table(llm: LLM, completion: Completion) -> None:
