@@ -222,6 +222,21 @@ def test_exact_capacity_counts_what_the_scheduler_counts(capsys: pytest.CaptureF
     assert whole["memory_batch"] < split["memory_batch"] / 7  # every GPU holds all of a latent cache
 
 
+def test_a_mixed_step_costs_less_than_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    base = [*STEP, "--mode", "calibrated", "--batch", "64"]
+    alone, mixed = answer(base, capsys)["seconds"], answer([*base, "--chunk", "512"], capsys)
+    assert alone < mixed["seconds"] and mixed["terms"]["prefill_attention"] > 0
+    with pytest.raises(SystemExit):
+        main(["plan", *STEP, "--chunk", "512"])
+    assert "--chunk: textbook mode has no mixed steps" in capsys.readouterr().err
+
+
+def test_exact_tensor_parallel(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["tp", "--model", "llama-3.1-70b", "--hardware", "h100-sxm", "--degrees", "1,8"]
+    textbook, exact = answer(base, capsys)["seconds"], answer([*base, "--mode", "exact"], capsys)["seconds"]
+    assert all(0.9 * textbook[degree] < exact[degree] < textbook[degree] for degree in ("1", "8"))
+
+
 def test_peaks_given_by_hand_count_in_every_mode(capsys: pytest.CaptureFixture[str]) -> None:
     for mode in ("textbook", "exact"):
         base = [*STEP, "--mode", mode, "--batch", "512", "--context", "0"]

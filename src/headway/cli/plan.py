@@ -101,13 +101,15 @@ def step(
     batch: Batch = 1,
     context: Context = 4096,
     mbu: Annotated[float | None, typer.Option("--mbu", help="Divide the bound by this share: an estimate.")] = None,
+    chunk: Annotated[int, typer.Option("--chunk", help="Prompt tokens in the same step; not in textbook mode.")] = 0,
+    chunk_start: Annotated[int, typer.Option("--chunk-start", help="Tokens of that prompt computed before.")] = 0,
     plot: Plot = None,
     json: Json = False,
 ) -> None:
     """One decode step: its seconds, what binds it, and a waterfall of its terms."""
     from headway.plan import commands, render
 
-    answer = commands.step(setup, batch, context, mbu)
+    answer = commands.step(setup, batch, context, mbu, chunk, chunk_start)
     _draw(plot, "waterfall_figure", answer)
     show(answer, render.step, json)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.core.step import StepShape
 from headway.plan.models import load_device, load_shape
 from headway.roofline import capacity as capacities
 from headway.roofline.collectives import all_reduce_of
@@ -19,7 +20,16 @@ from headway.roofline.hardware import Hardware
 from headway.roofline.levers import levers as lever_table
 from headway.roofline.shape import store_as
 from headway.roofline.speculation import Draft
-from headway.roofline.step import ACTIVATION_BYTES, Layout, StepCost, StepTime, decode_step
+from headway.roofline.step import (
+    ACTIVATION_BYTES,
+    Layout,
+    StepCost,
+    StepTime,
+    check_layout,
+    decode_step,
+    mixed_step,
+    prefill_step,
+)
 from headway.roofline.textbook import Replica, best_degree_continuous, decode, deploy, prefill, share, tensor_parallel
 
 if TYPE_CHECKING:
@@ -108,8 +118,11 @@ def heading(setup: Setup, replica: Replica) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def step(setup: Setup, batch: int, context: int, mbu: float | None = None) -> dict[str, Any]:
-    """One decode step (B3). With `mbu` the bound's roof is divided by it and the answer is an estimate."""
+def step(
+    setup: Setup, batch: int, context: int, mbu: float | None = None, chunk: int = 0, chunk_start: int = 0
+) -> dict[str, Any]:
+    """One decode step (B3), in exact modes also with `chunk` tokens of a prompt in it, of which `chunk_start` are
+    computed already. With `mbu` the bound's roof is divided by it and the answer is an estimate."""
     replica = setup.replica(MODES)
     answer = heading(setup, replica)
     constants, notes = None, _notes(replica)
@@ -120,7 +133,13 @@ def step(setup: Setup, batch: int, context: int, mbu: float | None = None) -> di
             replica.shape, replica.hardware, setup.engine, replica.precision, setup.gpus
         )
         notes += [f"abstains, so this is the exact bound: {reason}"] if reason else []
-    cost = _step_cost(setup, replica, batch, context, constants)
+    if chunk and setup.mode == "textbook":
+        raise BadInput("--chunk", "textbook mode has no mixed steps; accepted with --mode exact or calibrated")
+    for field, value in (("--chunk", chunk), ("--chunk-start", chunk_start)):
+        if value < 0:
+            raise BadInput(field, f"{value}; accepted: a whole number from 0")
+    beside = prefill_step(replica.shape, chunk, chunk_start, logits=0) if chunk else None
+    cost = _step_cost(setup, replica, batch, context, constants, beside)
     seconds = cost.seconds
     if constants:
         answer |= {
@@ -131,7 +150,8 @@ def step(setup: Setup, batch: int, context: int, mbu: float | None = None) -> di
         apart = cost.terms["all_reduce"] + cost.terms["overhead"]
         seconds, answer["kind"] = (cost.seconds - apart) / mbu + apart, "estimate"
     return answer | {
-        "batch": batch, "context": context, "seconds": seconds, "tokens_per_second": batch / seconds,
+        "batch": batch, "context": context, "chunk": chunk, "seconds": seconds,
+        "tokens_per_second": batch / seconds,
         "tokens_per_second_per_user": 1.0 / seconds, "tokens_per_second_per_gpu": batch / seconds / setup.gpus,
         "binds": cost.binds, "largest_term": cost.largest, "terms": cost.terms,
         "fits": batch <= _memory_batch(setup, replica, context), "notes": notes,
@@ -139,7 +159,12 @@ def step(setup: Setup, batch: int, context: int, mbu: float | None = None) -> di
 
 
 def _step_cost(
-    setup: Setup, replica: Replica, batch: int, context: int, constants: Calibrated | None = None
+    setup: Setup,
+    replica: Replica,
+    batch: int,
+    context: int,
+    constants: Calibrated | None = None,
+    beside: StepShape | None = None,
 ) -> StepCost:
     if batch < 1:
         raise BadInput("--batch", f"{batch}; accepted: a whole number from 1")
@@ -153,7 +178,8 @@ def _step_cost(
             model.shape, model.hardware, model.layout, math=model.math, efficiency=constants.efficiency,
             all_reduce=replica.all_reduce or constants.all_reduce, skew=model.skew,
         )  # fmt: skip
-    cost = model.explain(decode_step(replica.shape, batch, context))
+    decodes = decode_step(replica.shape, batch, context)
+    cost = model.explain(mixed_step(decodes, beside) if beside else decodes)
     extra = cost.terms["overhead"] + replica.overhead
     return StepCost(cost.seconds + replica.overhead, cost.binds, cost.terms | {"overhead": extra})
 
@@ -220,8 +246,14 @@ def tensor_parallel_answer(setup: Setup, degrees: list[int], batch: int, context
     if not degrees:
         raise BadInput("--degrees", "accepted: whole numbers, like 1,2,4,8")
     named = setup if setup.all_reduce else msgspec.structs.replace(setup, all_reduce="ring")
-    replica = msgspec.structs.replace(named, gpus=1).replica()
-    costs = tensor_parallel(replica, degrees, batch, context)
+    replica = msgspec.structs.replace(named, gpus=1).replica(("textbook", "exact"))
+    if setup.mode == "textbook":
+        costs = tensor_parallel(replica, degrees, batch, context)
+    else:
+        costs = {}
+        for degree in degrees:
+            check_layout(replica.shape, degree, field="--degrees")
+            costs[degree] = _step_cost(msgspec.structs.replace(named, gpus=degree), replica, batch, context)
     best = min(costs, key=lambda degree: costs[degree].seconds)
     latency = setup.link_seconds()
     return heading(setup, replica) | {

@@ -64,9 +64,11 @@ def waterfall(terms: dict[str, float], total: float) -> str:
 
 
 def step(a: Answer) -> str:
+    what = f"decode step, batch {a['batch']}, context {a['context']}"
+    what += f", {a['chunk']} prompt tokens beside" if a["chunk"] else ""
     lines = [
         title(a),
-        f"decode step, batch {a['batch']}, context {a['context']}: {seconds(a['seconds'])}, bound by {a['binds']}",
+        f"{what}: {seconds(a['seconds'])}, bound by {a['binds']}",
         *([f"range p10-p90: {seconds(a['p10'])} to {seconds(a['p90'])} ({a['engine']})"] if "p10" in a else []),
         f"{a['tokens_per_second']:,.0f} tok/s, {a['tokens_per_second_per_user']:,.1f} tok/s per user",
         waterfall(a["terms"], a["seconds"]),

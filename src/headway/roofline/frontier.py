@@ -86,7 +86,8 @@ def default_batches(largest: int) -> list[int]:
 def frontier(d: Replica, context: float, batches: Iterable[int] | None = None, reserve: float = 0.0) -> Frontier:
     """The curve at one mean context. Batches default to a ladder that runs past what fits, so the dotted part shows."""
     fits = memory_batch(d, context, reserve)
-    chosen = list(batches) if batches is not None else default_batches(max(256, min(4 * max(fits, 1), 65536)))
+    ladder = default_batches(max(256, min(4 * max(fits, 1), 65536)))
+    chosen = list(batches) if batches is not None else sorted({*ladder, max(1, min(fits, ladder[-1]))})
     points = []
     for batch in chosen:
         cost = decode(d, batch, context)
