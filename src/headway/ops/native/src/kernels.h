@@ -74,7 +74,8 @@ struct Kernels {
   bool bf16_dot;  // bf16 weights and caches take activations rounded to bf16
 
   // acc[row][tiles * TILE] = rows [row, row + rows) of `a` times tiles [tile, tile + tiles), without the matrix's unit.
-  void (*matmul)(const Matrix& w, int tile, int tiles, const Activations& a, int row, int rows, float* acc);
+  // next_tile: what this thread will probably multiply next, to fetch it meanwhile; may lie past the end.
+  void (*matmul)(const Matrix& w, int tile, int tiles, int next_tile, const Activations& a, int row, int rows, float* acc);
 
   // Fill the integer form of inputs [begin, end) of a row (begin: multiple of the group) from x, which starts there.
   void (*quantise)(const float* x, int begin, int end, Activations& a, int row);

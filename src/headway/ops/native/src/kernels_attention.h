@@ -28,10 +28,11 @@ HW_INLINE const void* query_row(const void* prepared, const Cache& c, int row) {
 void prepare_queries(const Attend& t, void* prepared) {
   const int padded = t.cache.key_width;
   const bool pairs = Simd::BF16_DOT && !t.cache.f32;
+  const Simd::F scale = Simd::set1(t.softcap > 0 ? t.scale : t.scale * LOG2_E);  // powers of 2 are cheaper than of e
   for (int row = 0; row < t.queries * t.group; ++row) {
     const float* q = t.q + row / t.group * t.q_stride + (size_t)(row % t.group) * t.width;
     for (int d = 0; d < padded; d += Simd::W) {
-      const Simd::F x = Simd::mul(load_part(q + d, t.width - d), Simd::set1(t.scale));
+      const Simd::F x = Simd::mul(load_part(q + d, t.width - d), scale);
       const int n = padded - d;
       if (!pairs) {
         store_part(static_cast<float*>(prepared) + (size_t)row * padded + d, x, n);
@@ -98,45 +99,54 @@ void score_chunk(const Cache& c, const void* keys, int used, const void* const* 
   for (; slot < used; slot += Simd::W) score_rows<FORM, ROWS, 1>(c, keys, slot, queries, scores, stride);
 }
 
-// Scores of a row -> weights exp(score - largest); columns the query may not see get 0. Returns (largest, total).
 struct Range {
   int first_block, last_block, block_size, slots;
 };
 
-HW_INLINE void soften(const Attend& t, const Range& range, int position, float* scores, float* largest, float* total) {
+// Scores of a row, in units of log 2 -> their largest, the sum of weights 2^(score - largest), and the weights: floats in
+// place of the scores, or bfloat16 in `weights`. Columns that the query may not see weigh 0.
+template <Form FORM>
+void soften(const Attend& t, const Range& range, int position, float* scores, uint16_t* weights, float* largest, float* total) {
   const int low = t.window > 0 ? position - t.window + 1 : 0;
-  const Simd::F none = Simd::set1(-INFINITY);
-  Simd::F most = none;
-  for (int b = range.first_block; b < range.last_block; ++b) {
-    const int start = b * range.block_size, to = (int)least(range.block_size, position + 1 - start), from = low - start;
-    float* column = scores + (size_t)(b - range.first_block) * range.slots;
-    for (int s = 0; s < range.slots; s += Simd::W) {
-      Simd::F x = none;
-      if (s < to && s + Simd::W > from) {
-        x = Simd::load(column + s);
-        if (t.softcap > 0) x = Simd::mul(hyperbolic_tangent(Simd::mul(x, Simd::set1(1 / t.softcap))), Simd::set1(t.softcap));
-        if (s + Simd::W > to || s < from) x = Simd::keep(x, from - s, to - s, none);
-      }
-      Simd::store(column + s, x);
-      most = Simd::max(most, x);  // a NaN in x stays
+  const Simd::F none = Simd::set1(-INFINITY), cap = Simd::set1(t.softcap * LOG2_E), inverse = Simd::set1(t.softcap > 0 ? 1 / t.softcap : 0);
+  // body(column, first and last visible lane) for every vector of columns; to <= from: none is visible.
+  const auto columns = [&](auto body) {
+    for (int b = range.first_block; b < range.last_block; ++b) {
+      const int start = b * range.block_size, to = (int)least(range.block_size, position + 1 - start), from = low - start;
+      const size_t column = (size_t)(b - range.first_block) * range.slots;
+      for (int s = 0; s < range.slots; s += Simd::W) body(column + s, from - s, to - s);
     }
-  }
+  };
+  const auto whole = [](int from, int to) { return from <= 0 && to >= Simd::W; };
+  const auto hidden = [](int from, int to) { return to <= 0 || from >= Simd::W || to <= from; };
+
+  Simd::F most = none;
+  columns([&](size_t column, int from, int to) {
+    if (hidden(from, to)) return;
+    Simd::F x = Simd::load(scores + column);
+    if (t.softcap > 0) {
+      x = Simd::mul(hyperbolic_tangent(Simd::mul(x, inverse)), cap);
+      Simd::store(scores + column, x);
+    }
+    if (!whole(from, to)) x = Simd::keep(x, from, to, none);
+    most = Simd::max(most, x);  // a NaN in x stays
+  });
   *largest = Simd::largest(most);
   const Simd::F top = Simd::set1(*largest == -INFINITY ? 0.0f : *largest);
   Simd::F sum = Simd::zero();
-  for (int b = range.first_block; b < range.last_block; ++b) {
-    const int start = b * range.block_size, to = (int)least(range.block_size, position + 1 - start), from = low - start;
-    float* column = scores + (size_t)(b - range.first_block) * range.slots;
-    for (int s = 0; s < range.slots; s += Simd::W) {
-      Simd::F p = Simd::zero();
-      if (s < to && s + Simd::W > from) {
-        p = exponential(Simd::sub(Simd::load(column + s), top));
-        if (s + Simd::W > to || s < from) p = Simd::keep(p, from - s, to - s, Simd::zero());
-        sum = Simd::add(sum, p);
-      }
-      Simd::store(column + s, p);
+  columns([&](size_t column, int from, int to) {
+    Simd::F p = Simd::zero();
+    if (!hidden(from, to)) {
+      p = power_of_2(Simd::sub(Simd::load(scores + column), top));
+      if (!whole(from, to)) p = Simd::keep(p, from, to, Simd::zero());
+      sum = Simd::add(sum, p);
     }
-  }
+    if constexpr (FORM == Form::bf16_dot) {
+      Simd::store_bf16(weights + column, p);
+    } else {
+      Simd::store(scores + column, p);
+    }
+  });
   *total = Simd::sum(sum);
 }
 
@@ -253,11 +263,8 @@ void attend_form(const Attend& t, const void* prepared, int first_block, int las
     });
   }
   for (int r = 0; r < rows; ++r) {
-    soften(t, range, t.positions[r / t.group], scores + r * stride, &out.largest[r], &out.total[r]);
-    if constexpr (FORM == Form::bf16_dot) {
-      const size_t used = (size_t)(range.last_block - range.first_block) * c.slots;
-      for (size_t i = 0; i < used; i += Simd::W) Simd::store_bf16(weights + r * stride + i, Simd::load(scores + r * stride + i));
-    }
+    const int position = t.positions[r / t.group];
+    soften<FORM>(t, range, position, scores + r * stride, weights + r * stride, &out.largest[r], &out.total[r]);
   }
   in_row_blocks(rows, [&](int first, int count) {
     const void* p = FORM == Form::bf16_dot ? static_cast<const void*>(weights + first * stride) : scores + first * stride;
@@ -290,7 +297,7 @@ void merge(Partial total, Partial more, int rows, int value_width) {
     const bool greater = more.largest[r] > total.largest[r];
     float factor[Simd::W];
     const float distance = greater ? total.largest[r] - more.largest[r] : more.largest[r] - total.largest[r];
-    Simd::store(factor, exponential(Simd::set1(distance)));
+    Simd::store(factor, power_of_2(Simd::set1(distance)));
     const Simd::F old = Simd::set1(greater ? factor[0] : 1.0f), fresh = Simd::set1(greater ? 1.0f : factor[0]);
     if (greater) total.largest[r] = more.largest[r];
     total.total[r] = greater ? total.total[r] * factor[0] + more.total[r] : total.total[r] + more.total[r] * factor[0];

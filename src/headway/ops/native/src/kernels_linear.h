@@ -17,14 +17,15 @@ struct Slice {
   int begin, end;           // inputs; begin is a multiple of LARGEST_GROUP
   const uint8_t* ahead;     // memory to prefetch, `lines` cache lines per SMALLEST_GROUP of inputs
   int lines;
+  bool first;               // sums start at 0, else at what was stored
 };
 
 template <int ROWS>
-HW_INLINE void load_sums(Simd::F (&sums)[ROWS][VECTORS], const float* acc, size_t stride) {
+HW_INLINE void load_sums(Simd::F (&sums)[ROWS][VECTORS], bool first, const float* acc, size_t stride) {
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) sums[r][v] = Simd::load(acc + r * stride + v * Simd::W);
+    for (int v = 0; v < VECTORS; ++v) sums[r][v] = first ? Simd::zero() : Simd::load(acc + r * stride + v * Simd::W);
 }
 
 template <int ROWS>
@@ -79,7 +80,7 @@ void integer_rows(const Matrix& m, const Slice& s, const Activations& a, int row
   const uint8_t* w = s.weights;
   const uint8_t* ahead = s.ahead;
   Simd::F sums[ROWS][VECTORS];
-  load_sums<ROWS>(sums, acc, acc_stride);
+  load_sums<ROWS>(sums, s.first, acc, acc_stride);
   for (int k = s.begin; k < s.end; k += m.group) {
     const int inputs = (int)least(m.group, s.end - k);
     const size_t at = (size_t)row * groups + k / m.group;
@@ -122,7 +123,7 @@ void integer_rows(const Matrix& m, const Slice& s, const Activations& a, int row
 template <int ROWS>
 void bf16_rows(const Matrix& m, const Slice& s, const Activations& a, int row, float* acc, size_t acc_stride) {
   Simd::F sums[ROWS][VECTORS];
-  load_sums<ROWS>(sums, acc, acc_stride);
+  load_sums<ROWS>(sums, s.first, acc, acc_stride);
   const uint16_t* w = reinterpret_cast<const uint16_t*>(s.weights);
   const uint8_t* ahead = s.ahead;
   const int end = (int)least(s.end, m.depth);
@@ -159,7 +160,7 @@ void bf16_rows(const Matrix& m, const Slice& s, const Activations& a, int row, f
 template <bool HALF, int ROWS>
 void float_rows(const Matrix& m, const Slice& s, const Activations& a, int row, float* acc, size_t acc_stride) {
   Simd::F sums[ROWS][VECTORS];
-  load_sums<ROWS>(sums, acc, acc_stride);
+  load_sums<ROWS>(sums, s.first, acc, acc_stride);
   const int end = (int)least(s.end, m.in);
   const float* x = a.f32 + (size_t)row * a.width;
   const uint8_t* w = s.weights;
@@ -223,13 +224,13 @@ HW_INLINE size_t bytes_before(const Matrix& m, int input) {  // of a tile; input
   return (size_t)input * TILE * (m.storage == Storage::f32 ? 4 : 2);
 }
 
-// Inputs are walked in passes short enough that a pass of the weights stays in the first cache while all row blocks use
-// it; the first row block would wait for memory, so every block fetches its share of the next pass.
-void matmul(const Matrix& m, int tile, int tiles, const Activations& a, int row, int rows, float* acc) {
+// Inputs are walked in passes short enough that a pass of the weights stays in the second cache while all row blocks use
+// it. Only the first row block would wait for memory, so every block fetches its share of the next pass, or of the
+// tiles this thread will probably do next.
+void matmul(const Matrix& m, int tile, int tiles, int next_tile, const Activations& a, int row, int rows, float* acc) {
   const size_t stride = (size_t)tiles * TILE;
-  for (size_t i = 0; i < rows * stride; i += Simd::W) Simd::store(acc + i, Simd::zero());
   const int blocks = (int)ceil_div(rows, Simd::ROWS);
-  const int pass = blocks == 1 ? m.depth : rows <= 48 ? LARGEST_GROUP : 8 * LARGEST_GROUP;
+  const int pass = blocks == 1 ? m.depth : 8 * LARGEST_GROUP;
   for (int begin = 0; begin < m.depth; begin += pass) {
     const int end = (int)least(begin + pass, m.depth);
     const size_t from = bytes_before(m, begin), bytes = bytes_before(m, end) - from;
@@ -239,8 +240,8 @@ void matmul(const Matrix& m, int tile, int tiles, const Activations& a, int row,
       const int count = (int)ceil_div(rows - first, blocks - block);
       for (int t = 0; t < tiles; ++t) {
         const uint8_t* w = m.tile(tile + t) + from;
-        const bool fetch = blocks > 1;
-        const Slice slice{w, begin, end, fetch ? w + bytes + block * share : w, fetch ? lines : 0};
+        const uint8_t* ahead = end < m.depth ? w + bytes : m.tile(next_tile + t);
+        const Slice slice{w, begin, end, ahead + block * share, blocks > 1 ? lines : 0, begin == 0};
         rows_of_tile(count, m, slice, a, row + first, acc + first * stride + t * TILE, stride);
       }
       first += count;

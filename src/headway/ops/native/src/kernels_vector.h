@@ -23,10 +23,12 @@ HW_INLINE void store_part(float* p, Simd::F x, int n) {
   memcpy(p, lanes, n * sizeof(float));
 }
 
+constexpr float LOG2_E = 1.44269504f;
+
 // e^x within 2 units in the last place for x in [-87, 88]; clamped outside. NaN stays NaN.
 HW_INLINE Simd::F exponential(Simd::F x) {
   x = Simd::max(Simd::set1(-87.0f), Simd::min(Simd::set1(88.0f), x));  // constant first: min and max keep a NaN on the right
-  const Simd::F n = Simd::round(Simd::mul(x, Simd::set1(1.44269504f)));
+  const Simd::F n = Simd::round(Simd::mul(x, Simd::set1(LOG2_E)));
   Simd::F r = Simd::fma(n, Simd::set1(-0.693359375f), x);  // ln 2 in two pieces, the first exact in few bits
   r = Simd::fma(n, Simd::set1(2.12194440e-4f), r);
   Simd::F p = Simd::set1(1.0f / 720);
@@ -35,6 +37,19 @@ HW_INLINE Simd::F exponential(Simd::F x) {
   p = Simd::fma(p, r, Simd::set1(1.0f / 6));
   p = Simd::fma(p, r, Simd::set1(0.5f));
   p = Simd::fma(p, r, Simd::set1(1.0f));
+  p = Simd::fma(p, r, Simd::set1(1.0f));
+  return Simd::times_power_of_2(p, n);
+}
+
+// 2^x for x <= 0, within 2 units in the last place; 0 far below. NaN stays NaN.
+HW_INLINE Simd::F power_of_2(Simd::F x) {
+  const Simd::F n = Simd::round(x), r = Simd::sub(x, n);
+  Simd::F p = Simd::set1(1.54035304e-4f);
+  p = Simd::fma(p, r, Simd::set1(1.33335581e-3f));
+  p = Simd::fma(p, r, Simd::set1(9.61812911e-3f));
+  p = Simd::fma(p, r, Simd::set1(5.55041087e-2f));
+  p = Simd::fma(p, r, Simd::set1(2.40226507e-1f));
+  p = Simd::fma(p, r, Simd::set1(6.93147181e-1f));
   p = Simd::fma(p, r, Simd::set1(1.0f));
   return Simd::times_power_of_2(p, n);
 }

@@ -45,10 +45,11 @@ void ConvertOp::run(Step& step, Worker& worker) const {
 void LinearOp::run(Step& step, Worker& worker) const {
   const Kernels& kernels = step.engine.kernels;
   const int rows = step.rows(x), row_blocks = (int)ceil_div(rows, ROWS_AT_ONCE);
+  const int threads = step.engine.team.threads();
   int all = 0;
   for (const Part& part : parts) all += part.weight->tiles();
   // As few tasks as share out evenly; more tiles per task mean that activations are fetched less often.
-  const int width = (int)most(1, least(4, all / (step.engine.team.threads() * 8)));
+  const int width = (int)most(1, least(4, all / (threads * 8)));
   int tasks = 0;
   for (const Part& part : parts) tasks += (int)ceil_div(part.weight->tiles(), width);
 
@@ -62,7 +63,7 @@ void LinearOp::run(Step& step, Worker& worker) const {
     const int tile = piece * width, tiles = (int)least(width, w.tiles() - tile);
     const int column = tile * TILE, columns = (int)least(tiles * TILE, w.out - column);
     float* acc = worker.scratch->as<float>();
-    kernels.matmul(w, tile, tiles, step.activations(x, w.group), first, count, acc);
+    kernels.matmul(w, tile, tiles, tile + tiles * threads, step.activations(x, w.group), first, count, acc);
     float* out = step.floats(part->out);
     const float* residual = part->residual < 0 ? nullptr : step.floats(part->residual);
     for (int r = 0; r < count; ++r) {
@@ -80,14 +81,15 @@ void GateUpOp::run(Step& step, Worker& worker) const {
   constexpr int TILES = LARGEST_GROUP / TILE;  // a whole group of the output per task, so that it can be quantised
   const int rows = step.rows(x), row_blocks = (int)ceil_div(rows, ROWS_AT_ONCE), tasks = (int)ceil_div(value.width, LARGEST_GROUP);
   const size_t at_once = (size_t)least(rows, ROWS_AT_ONCE);
+  const int threads = step.engine.team.threads();
   worker.scratch->grow((2 * at_once + 1) * LARGEST_GROUP * sizeof(float));
   step.share(worker, tasks * row_blocks, [&](int task) {
     const int first = task / tasks * ROWS_AT_ONCE, count = (int)least(ROWS_AT_ONCE, rows - first);
     const int tile = task % tasks * TILES, tiles = (int)least(TILES, gate->tiles() - tile);
     const int column = tile * TILE, columns = (int)least(tiles * TILE, value.width - column);
     float *gates = worker.scratch->as<float>(), *ups = gates + at_once * LARGEST_GROUP, *hidden = ups + at_once * LARGEST_GROUP;
-    kernels.matmul(*gate, tile, tiles, step.activations(x, gate->group), first, count, gates);
-    kernels.matmul(*up, tile, tiles, step.activations(x, up->group), first, count, ups);
+    kernels.matmul(*gate, tile, tiles, tile + TILES * threads, step.activations(x, gate->group), first, count, gates);
+    kernels.matmul(*up, tile, tiles, tile + TILES * threads, step.activations(x, up->group), first, count, ups);
     for (int r = 0; r < count; ++r) {
       const size_t from = (size_t)r * tiles * TILE;
       float* to = value.forms & FLOATS ? step.floats(out) + (size_t)(first + r) * value.width + column : hidden;

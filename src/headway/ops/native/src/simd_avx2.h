@@ -29,9 +29,9 @@ struct Simd {
   HW_INLINE F max(F a, F b) { return _mm256_max_ps(a, b); }
   HW_INLINE F min(F a, F b) { return _mm256_min_ps(a, b); }
   HW_INLINE F round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  // In two halves, because 2^n itself may be too small for a float when the product is not. |n| <= 250.
+  // In two halves, because 2^n itself may be too small for a float when the product is not.
   HW_INLINE F times_power_of_2(F a, F n) {
-    const I whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
+    const I whole = _mm256_cvtps_epi32(max(set1(-250.0f), min(set1(250.0f), n))), half = _mm256_srai_epi32(whole, 1);
     return mul(mul(a, power_of_2(half)), power_of_2(_mm256_sub_epi32(whole, half)));
   }
   HW_INLINE F power_of_2(I n) {

@@ -50,7 +50,7 @@ struct Simd {
   HW_INLINE F max(F a, F b) { return floats([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
   HW_INLINE F min(F a, F b) { return floats([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
   HW_INLINE F round(F a) { return floats([&](int i) { return nearbyintf(a.v[i]); }); }
-  HW_INLINE F times_power_of_2(F a, F n) { return floats([&](int i) { return ldexpf(a.v[i], n.v[i] == n.v[i] ? (int)n.v[i] : 0); }); }
+  HW_INLINE F times_power_of_2(F a, F n) { return floats([&](int i) { return n.v[i] == n.v[i] ? ldexpf(a.v[i], (int)(n.v[i] < -300 ? -300 : n.v[i])) : n.v[i]; }); }
   HW_INLINE float sum(F a) { return ((a.v[0] + a.v[1]) + (a.v[2] + a.v[3])) + ((a.v[4] + a.v[5]) + (a.v[6] + a.v[7])); }
   HW_INLINE float largest(F a) {
     float m = a.v[0];
