@@ -126,6 +126,11 @@ def test_explain_says_what_binds_and_what_would_then(capsys: pytest.CaptureFixtu
     self_contained(page)
 
 
+def test_a_model_that_does_not_fit_is_explained_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    text = plan(["explain", "--model", "deepseek-v3", "--hardware", "h100-sxm"], capsys)
+    assert "0 sequences, limited by nothing fits" in text
+
+
 def self_contained(page: Path) -> None:
     """The page opens offline: nothing in it is fetched."""
     text = page.read_text()
@@ -158,6 +163,13 @@ BAD = {
     "exact context": ([*STEP, "--context", "-5", "--mode", "exact"], "--context: -5"),
     "exact heads": ([*STEP, "--gpus", "3", "--mode", "exact"], "--gpus: 3 does not divide the 32 attention heads"),
     "gpus": ([*STEP, "--gpus", "0"], "--gpus: 0"),
+    "gpus that split no heads": ([*STEP, "--gpus", "3"], "--gpus: 3 does not divide the 32 attention heads"),
+    "not a number": ([*STEP, "--link-latency-us", "nan"], "--link-latency-us: nan"),
+    "reserve": (["capacity", *STEP[1:], "--reserve-gb", "nan"], "--reserve-gb: nan"),
+    "draft cost": (["levers", *STEP[1:], "--draft-cost", "-1"], "--draft-cost: -1"),
+    "search degrees": (["search", *STEP[1:], "--rate", "2", "--degrees", "0"], "--degrees: 0"),
+    "engine": (["estimate", *STEP[1:], "--engine", "foo"], "--engine: 'foo'"),
+    "table price": (["cost", "--table", "--price", "-1"], "--price: -1"),
     "precision": ([*STEP, "--precision", "fp3"], "--precision: 'fp3'"),
     "cache": ([*STEP, "--kv", "fp3"], "--kv: 'fp3'"),
     "math": ([*STEP, "--math", "fp4"], "--math: 'fp4'"),

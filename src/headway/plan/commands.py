@@ -38,8 +38,12 @@ if TYPE_CHECKING:
 MODES = ("textbook", "exact", "calibrated")
 
 
+LINK_LATENCY_US = 2.0  # per hop, the third text's illustrative figure
+
+
 class Setup(msgspec.Struct, frozen=True):
-    """The options all verbs share: what is deployed on what, and in which mode it is computed."""
+    """The options all verbs share: what is deployed on what, and in which mode it is computed. A link latency or
+    bandwidth without a kind of all-reduce means a ring."""
 
     model: str | None
     hardware: str | None
@@ -50,7 +54,7 @@ class Setup(msgspec.Struct, frozen=True):
     peak_tflops: float | None = None
     mode: str = "textbook"
     all_reduce: str | None = None
-    link_latency_us: float = 2.0
+    link_latency_us: float | None = None
     link_gbs: float | None = None
     overhead_us: float = 0.0
     skew: float = 0.0
@@ -78,15 +82,17 @@ class Setup(msgspec.Struct, frozen=True):
         for field, value in (("--overhead-us", self.overhead_us), ("--skew", self.skew)):
             if not 0 <= value < float("inf"):
                 raise BadInput(field, f"{value}; accepted: a number from 0")
+        check_layout(replica.shape, self.gpus)
         reduce = None
-        if self.all_reduce is not None:
-            reduce = all_reduce_of(self.all_reduce, self.link_bandwidth(device), self.link_seconds())
+        if self.all_reduce or self.link_latency_us is not None or self.link_gbs is not None:
+            reduce = all_reduce_of(self.all_reduce or "ring", self.link_bandwidth(device), self.link_seconds())
         return msgspec.structs.replace(replica, all_reduce=reduce, overhead=self.overhead_us * 1e-6, skew=self.skew)
 
     def link_seconds(self) -> float:
-        if not 0 <= self.link_latency_us < float("inf"):
-            raise BadInput("--link-latency-us", f"{self.link_latency_us}; accepted: a number from 0")
-        return self.link_latency_us * 1e-6
+        latency = LINK_LATENCY_US if self.link_latency_us is None else self.link_latency_us
+        if not 0 <= latency < float("inf"):
+            raise BadInput("--link-latency-us", f"{latency}; accepted: a number from 0")
+        return latency * 1e-6
 
     def link_bandwidth(self, device: Hardware) -> float:
         """B_link in bytes/s: as given, else of the device's own links."""
@@ -213,6 +219,7 @@ def prefill_answer(setup: Setup, input_tokens: int, mfu: float, cached: int = 0)
 
 def frontier(setup: Setup, context: int, batches: list[int] | None = None, reserve_gb: float = 0.0) -> dict[str, Any]:
     """Interactivity against throughput (B5)."""
+    check_reserve(reserve_gb)
     replica = setup.replica()
     curve = trace_frontier(replica, context, batches, reserve_gb * 1e9)
     return heading(setup, replica) | {
@@ -221,10 +228,14 @@ def frontier(setup: Setup, context: int, batches: list[int] | None = None, reser
     }  # fmt: skip
 
 
+def check_reserve(reserve_gb: float) -> None:
+    if not 0 <= reserve_gb < float("inf"):
+        raise BadInput("--reserve-gb", f"{reserve_gb}; accepted: a number from 0")
+
+
 def capacity(setup: Setup, context: int, tpot_ms: float | None = None, reserve_gb: float = 0.0) -> dict[str, Any]:
     """How many sequences fit, and what limits them (B6)."""
-    if reserve_gb < 0:
-        raise BadInput("--reserve-gb", f"{reserve_gb}; accepted: a number from 0")
+    check_reserve(reserve_gb)
     if context < 1:
         raise BadInput("--context", f"{context}; accepted: a whole number from 1")
     replica = setup.replica(("textbook", "exact"))
@@ -258,7 +269,7 @@ def tensor_parallel_answer(setup: Setup, degrees: list[int], batch: int, context
     latency = setup.link_seconds()
     return heading(setup, replica) | {
         "gpus": None, "batch": batch, "context": context, "all_reduce": named.all_reduce,
-        "link_latency_us": setup.link_latency_us,
+        "link_latency_us": latency * 1e6,
         "message_bytes": batch * replica.shape.d_model * ACTIVATION_BYTES,
         "seconds": {str(degree): cost.seconds for degree, cost in costs.items()},
         "best_degree": best,
@@ -360,6 +371,10 @@ def levers(
             raise BadInput(field, f"{value}; accepted: a whole number from 1")
     if not 0 <= cache_hit <= 1:
         raise BadInput("--cache-hit", f"{cache_hit}; accepted: from 0 to 1")
+    if not 0 <= draft.cost < float("inf"):
+        raise BadInput("--draft-cost", f"{draft.cost}; accepted: a number from 0")
+    if any(not value >= 1 for value in draft.curve):
+        raise BadInput("--acceptance-curve", f"{min(draft.curve)}; accepted: tokens per step from 1")
     replica = setup.replica()
     table = lever_table(replica, batch, input_tokens, output_tokens, draft, cache_hit)
     return heading(setup, replica) | {

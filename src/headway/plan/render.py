@@ -22,6 +22,11 @@ def count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
+def times(value: float | None) -> str:
+    """A ratio to now; "-" where there is nothing now."""
+    return "-" if value is None else f"{value:.2f}x"
+
+
 def dollars(value: float | None) -> str:
     return "-" if value is None else f"${value:,.2f}" if value >= 0.1 else f"${value:.4f}"
 
@@ -182,7 +187,7 @@ def levers(a: Answer) -> str:
 
 def explain(a: Answer) -> str:
     rows = [
-        [s["change"], f"{s['throughput']:.2f}x", f"{s['batch']:.2f}x" if s["batch"] else "-", s["then_limited_by"]]
+        [s["change"], times(s["throughput"]), times(s["batch"]), count(s["capacity"]), s["then_limited_by"]]
         for s in a["sensitivities"]
     ]
     lines = [
@@ -192,7 +197,7 @@ def explain(a: Answer) -> str:
         waterfall(a["terms"], a["seconds"]),
         f"capacity here: {a['capacity']} sequences, limited by {a['limited_by']}",
         *(f"next: {line}" for line in a["next_limits"]),
-        table(["change", "tok/s", "batch", "then limited by"], rows),
+        table(["change", "tok/s", "batch", "sequences", "then limited by"], rows),
     ]
     return "\n".join(lines + a["notes"])
 

@@ -74,6 +74,10 @@ def search(model_name: str, shape: ModelShape, traffic: Traffic, target: Target,
     check(traffic, target)
     if wanted.budget is not None and not wanted.budget > 0:
         raise BadInput("--budget", f"{wanted.budget:g}; accepted: dollars per hour above 0")
+    if not wanted.degrees or min(wanted.degrees) < 1:
+        raise BadInput("--degrees", f"{min(wanted.degrees, default=0)}; accepted: whole numbers from 1")
+    if wanted.most < 1:
+        raise BadInput("--most", f"{wanted.most}; accepted: a whole number from 1")
     found: list[dict[str, Any]] = []
     rejected: list[dict[str, str]] = []
     for candidate, refusal in candidates(shape, wanted):
