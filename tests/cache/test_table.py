@@ -156,12 +156,12 @@ class TestWindow:
 
     @pytest.mark.parametrize("window", [1, 3, 4, 5, 6, 16, 100])
     @pytest.mark.parametrize("step", [1, 5, 16])
-    def test_holding_bounds_what_a_row_ever_holds(self, window: int, step: int) -> None:
+    @pytest.mark.parametrize("first", [1, 2, 3, 4])
+    def test_holding_bounds_what_a_row_ever_holds(self, window: int, step: int, first: int) -> None:
         cache = cache_of((40, window))
         table = BlockTable(cache)
         tokens = list(range(120))
-        for start in range(0, 120, step):
-            end = min(start + step, 120)
+        for end in (*range(first, 120, step), 120):
             assert table.grow(end) is not None
             assert table.held(0) <= cache.holding(0, 120)
             table.seal(tokens, end)

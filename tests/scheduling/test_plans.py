@@ -205,6 +205,17 @@ def test_a_request_preempted_twice_is_readmitted_with_its_worst_case_reserved() 
     assert set(played.finishes.values()) == {"length"}
 
 
+def test_a_choice_does_not_copy_a_block_that_its_preempted_parent_is_still_computing_again() -> None:
+    played = Bench()
+    played.play([Ask("a", 6, n=2)], steps=1)
+    played.scheduler.state.preempt(played.scheduler.state.rows["a"], played.now)
+    assert played.step() == "a[4:7]* a#1[4:6]* -a"
+    played.play([])
+    alone = Bench()
+    alone.play([Ask("a", 6, n=2)])
+    assert played.outputs == alone.outputs
+
+
 def test_a_row_with_its_worst_case_reserved_is_never_the_one_to_yield() -> None:
     played = Bench(limits_of(blocks=(12,)))
     played.play([Ask("a", 12, 24), Ask("b", 4, 20)], steps=1)
