@@ -56,6 +56,14 @@ def test_figures_say_whether_their_engine_was_measured_on_such_a_device() -> Non
             assert row["tpot_p10_ms"] is None
 
 
+@pytest.mark.parametrize("precision", ["int8", "int4", "q4_k", "q8_0"])
+def test_formats_nobody_measured_are_extrapolated(precision: str) -> None:
+    rows = ranked(Wanted((H100,), (precision,), degrees=(1,), split=False))["deployments"]
+    assert rows[0]["precision"] == precision
+    if precision != "int4":
+        assert rows[0]["basis"] == "extrapolated"
+
+
 def test_the_bill_is_shared_without_remainder() -> None:
     for row in ranked(Wanted((H100,)))["deployments"]:
         hourly = 3600 / 1e6 * TRAFFIC.rate

@@ -13,7 +13,7 @@ from headway.roofline.collectives import AllReduce
 from headway.roofline.constants import resolve
 from headway.roofline.deployment import Deployment
 from headway.roofline.hardware import Hardware
-from headway.roofline.shape import ModelShape, nominal_bytes
+from headway.roofline.shape import STORED_BYTES, ModelShape, nominal_bytes
 from headway.roofline.step import Efficiency
 
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -52,10 +52,18 @@ def calibrated_step(
 def constants(shape: ModelShape, hardware: Hardware, engine: str, precision: str, gpus: int) -> Calibrated:
     """The calibrated constants of an engine, also on devices it was not measured on: those of the engine at large."""
     known = calibration()
-    deployment = served(shape, hardware, engine, precision, gpus, 1, 1024, 1024)
+    deployment = served(shape, hardware, engine, _nearest(precision), gpus, 1, 1024, 1024)
     low, high = known.spread["tpot"][spread_class(deployment, group_of(deployment) in known.region.groups)]
     efficiency = known.efficiency(shape, hardware, engine, deployment.precision, gpus)
     return Calibrated(efficiency, _all_reduce(known, deployment), exp(low), exp(high))
+
+
+def _nearest(precision: str) -> str:
+    """The calibrated format closest to one that was never measured: int4 for other packed formats below 8 bits, 16 bits
+    for the rest, which multiply in 16 bits too."""
+    if precision in PRECISIONS:
+        return precision
+    return "int4" if STORED_BYTES.get(precision, 2.0) < 0.9 else "bf16"
 
 
 def _all_reduce(known: Calibration, deployment: Deployment) -> AllReduce | None:

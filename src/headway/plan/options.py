@@ -10,7 +10,7 @@ import msgspec
 from headway.core.errors import BadInput
 from headway.plan.models import load_device
 from headway.plan.traffic import Target, Traffic, from_trace
-from headway.roofline.hardware import Hardware, find_hardware, hardware_catalogue
+from headway.roofline.hardware import Hardware, hardware_catalogue
 
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -69,5 +69,5 @@ def prices(text: str | None) -> dict[str, float]:
             raise BadInput("--prices", f"{part!r}; accepted: device=dollars, like h100-sxm=2") from None
         if not 0 <= value < float("inf"):
             raise BadInput("--prices", f"{part!r}; accepted: dollars per GPU-hour from 0")
-        found[find_hardware(name.strip(), "--prices").name] = value
+        found[load_device(name.strip(), "--prices").name] = value
     return found
