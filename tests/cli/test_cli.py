@@ -39,6 +39,10 @@ def test_every_verb_explains_itself(verb: str) -> None:
         (["generate", "--prompt", "x", "--temperature", "-1"], "temperature: -1.0 is not a number from 0"),
         (["generate", "no/such/model", "--prompt", "x"], "no/such/model"),
         (["generate", "--prompt", "x", "--kv-cache-gib", "100000"], "--kv-cache-gib: 100000 does not fit"),
+        (
+            ["generate", "--prompt", "x", "--kv-cache-gib", "0.1", "--max-model-len", "8192"],
+            "--max-model-len: 8192 tokens",
+        ),
         (["chat", "--backend", "cuda"], "--backend: 'cuda' is not one of auto, native, reference"),
     ],
 )

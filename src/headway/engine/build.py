@@ -200,13 +200,17 @@ def _limits(options: EngineOptions, model: Model, weights: int, free: int) -> tu
         free=free,
         kv_cache_gib=options.kv_cache_gib,
     )
+    if options.max_model_len and max_len > memory.tokens:
+        raise BadInput(
+            "--max-model-len", f"{max_len} tokens do not fit in a cache of {memory.tokens}; see --kv-cache-gib"
+        )
     limits = Capabilities(
         block_size=options.block_size,
         blocks=memory.blocks,
         windows=tuple(group.window for group in model.groups),
         max_rows=options.max_rows,
         max_tokens_per_step=step,
-        max_model_len=max_len,
+        max_model_len=min(max_len, memory.tokens),
         max_prompt_logits=PROMPT_LOGITS,
     )
     return limits, memory

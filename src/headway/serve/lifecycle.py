@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
-import uvloop
 
 from headway.core.errors import BadInput
 from headway.serve.admission import Backlog
@@ -92,8 +91,17 @@ def run(options: ServeOptions) -> int:
     raise_file_limit()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # texts are encoded in our own threads, beside a busy engine
     sock = _bind(options.host, options.port)
-    with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_Life(options, keys, sock).live())
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop where it is installed (`pip install 'headway[uvloop]'`): half the processor time per chunk."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
 
 
 def _bind(host: str, port: int) -> socket.socket:
