@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,16 @@ def test_explain_says_what_binds_and_what_would_then(capsys: pytest.CaptureFixtu
 def test_a_model_that_does_not_fit_is_explained_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     text = plan(["explain", "--model", "deepseek-v3", "--hardware", "h100-sxm"], capsys)
     assert "0 sequences, limited by nothing fits" in text
+
+
+def test_plots_without_matplotlib_are_refused_in_one_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "frontier", *STEP[1:], "--plot", str(tmp_path / "curve.svg")])
+    assert stopped.value.code == 2
+    assert "pip install 'headway[plots]'" in capsys.readouterr().err
 
 
 def self_contained(page: Path) -> None:

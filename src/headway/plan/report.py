@@ -62,8 +62,17 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def new_figure() -> tuple[Figure, Any]:
-    """A figure without a window or global state."""
-    from matplotlib.figure import Figure
+    """A figure without a window or global state.
+
+    Raises:
+        BadInput: matplotlib, an extra, is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise BadInput(
+            "--plot, --html", "plots need matplotlib; install it with: pip install 'headway[plots]'"
+        ) from None
 
     figure = Figure(figsize=(7, 4.2))
     axes = figure.add_subplot()
