@@ -40,14 +40,16 @@ def wait_gone(pids: list[int], seconds: float = 5.0) -> None:
 
 
 class Background:
-    """A request in a thread, and how it ended."""
+    """A request in a thread, and how it ended. Made, it is with the engine, or over already."""
 
     def __init__(self, server: Server, body: dict[str, Any], path: str = TEXT) -> None:
         self.response: httpx.Response | None = None
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(server, body, path))
+        before = server.metrics()["headway:http_active"]
         self._thread.start()
-        time.sleep(0.3)
+        while self._thread.is_alive() and server.metrics()["headway:http_active"] <= before:
+            time.sleep(0.02)
 
     def _run(self, server: Server, body: dict[str, Any], path: str) -> None:
         try:
@@ -114,8 +116,7 @@ def test_when_the_engine_dies_streams_end_with_an_error_and_the_exit_code_is_not
     if how == "killed":
         os.kill(children(server)[0], signal.SIGKILL)
     else:
-        dying = Background(server, {"prompt": "exit"})
-        assert dying.end().status_code == 503
+        assert server.post(TEXT, {"prompt": "exit"}).status_code == 503
     with server.client() as client:
         while (health := client.get("/health")).status_code == 200:  # until the death is noticed
             time.sleep(0.005)
@@ -169,7 +170,7 @@ def test_a_step_that_never_ends_is_seen_by_health(start: Start) -> None:
     with pytest.raises(httpx.ReadTimeout), server.client() as client:
         client.post(TEXT, json={"prompt": "stall"}, timeout=0.6)
     Background(server, {"prompt": "say:ok"})
-    time.sleep(0.3)
+    time.sleep(0.5)
     with server.client() as client:
         health = client.get("/health")
     assert health.status_code == 503 and health.json()["status"] == "stuck"

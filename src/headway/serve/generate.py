@@ -32,6 +32,7 @@ from headway.serve.text import PromptReader, Text
 HEAD_SECONDS = 2.0  # a stream's headers wait so long for the first output, so that a refusal still has its own status
 KEEP_ALIVE_SECONDS = 15.0  # a silent stream says so, which keeps proxies from cutting it
 STALL_SECONDS = 60.0  # a client that takes nothing for so long is given up
+PULSE_SECONDS = 5.0  # how often silence and stalls are looked for
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -171,89 +172,102 @@ def _job(
 
 
 class Generation:
-    """An ASGI response: runs a job and answers it. Whatever ends it, the engine keeps nothing of it."""
+    """An ASGI response: runs a job and answers it. Whatever ends it, the engine keeps nothing of it.
+
+    While one piece of a stream waits for a slow client, the deltas of further turns gather in the inbox and go out as
+    one piece: at most one answer is held.
+    """
 
     def __init__(self, link: EngineLink, job: Job) -> None:
         self._link = link
         self._job = job
+        self._inbox = Inbox(job.submits)
+        self._sending = False
+        self._sent = 0.0  # loop time at which the last piece had been taken
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        inbox = Inbox(self._job.submits)
-        watcher = asyncio.create_task(_watch_client(receive, inbox))
+        task = asyncio.current_task()
+        assert task is not None
+        self._sent = task.get_loop().time()
+        watcher = asyncio.create_task(self._watch(receive, task))
         try:
             await asyncio.sleep(0)  # the watcher looks first: whoever left during tokenising costs the engine nothing
-            if inbox.client_gone:
+            if self._inbox.client_gone:
                 raise ClientDisconnect
-            self._link.open(inbox)
-            if self._job.streams:
-                await self._stream(inbox, send)
-            else:
-                await self._whole(inbox, send)
+            self._link.open(self._inbox)
+            await (self._stream(send) if self._job.streams else self._whole(send))
+        except asyncio.CancelledError:
+            if not self._inbox.client_gone:
+                raise
+            task.uncancel()  # the watcher gave the client up
+            raise ClientDisconnect from None
         finally:
-            self._link.close(inbox)
+            self._link.close(self._inbox)
             watcher.cancel()
 
-    async def _whole(self, inbox: Inbox, send: Send) -> None:
-        while inbox.pending or inbox.waiting:
-            for choice, delta in self._job.take(await _outputs(inbox)):
+    async def _watch(self, receive: Receive, task: asyncio.Task[Any]) -> None:
+        """Notice a client that leaves (nobody else reads: it would pass unseen) or takes nothing; keep silence alive.
+
+        One timer per request and pulse, instead of one per piece.
+        """
+        loop = task.get_loop()
+        while True:
+            try:
+                async with asyncio.timeout(PULSE_SECONDS):
+                    if (await receive())["type"] == "http.disconnect":
+                        break
+            except TimeoutError:
+                quiet = loop.time() - self._sent
+                if self._sending and quiet > STALL_SECONDS:
+                    log.warning("a client took nothing for %.0f s; its request is cancelled", quiet)
+                    self._inbox.client_gone = True
+                    task.cancel()
+                    return
+                if quiet > KEEP_ALIVE_SECONDS:
+                    self._inbox.wake()
+        self._inbox.client_gone = True
+        self._inbox.wake()
+
+    async def _take(self) -> Sequence[tuple[Choice, Delta]]:
+        outputs = await self._inbox.take()
+        if self._inbox.client_gone:
+            raise ClientDisconnect
+        return self._job.take(outputs)
+
+    async def _whole(self, send: Send) -> None:
+        while self._inbox.pending or self._inbox.waiting:
+            for choice, delta in await self._take():
                 choice.add(delta)
         data = json_bytes(self._job.body())
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": data})
+        await self._send(send, data, last=True)
 
-    async def _stream(self, inbox: Inbox, send: Send) -> None:
+    async def _stream(self, send: Send) -> None:
         data = b""
         with suppress(TimeoutError):  # nothing yet: open the stream, and let it be silent
             async with asyncio.timeout(HEAD_SECONDS):
-                data = self._chunks(await _outputs(inbox))
+                data = await self._chunks()
         await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
         try:
-            await _write(send, data or KEEP_ALIVE)
-            while inbox.pending or inbox.waiting:
-                await _write(send, await self._next(inbox))
+            await self._send(send, data or KEEP_ALIVE)
+            while self._inbox.pending or self._inbox.waiting:
+                data = await self._chunks()
+                if data:
+                    await self._send(send, data)
+                elif asyncio.get_running_loop().time() - self._sent > KEEP_ALIVE_SECONDS:
+                    await self._send(send, KEEP_ALIVE)
             if self._job.wants_usage:
-                await _write(send, usage_event(self._job.header, self._job.usage))
+                await self._send(send, usage_event(self._job.header, self._job.usage))
         except HeadwayError as error:  # too late for a status: the stream's last event says it
-            await _write(send, event(from_headway(error).body()))
-        await _write(send, DONE, last=True)
+            await self._send(send, event(from_headway(error).body()))
+        await self._send(send, DONE, last=True)
 
-    async def _next(self, inbox: Inbox) -> bytes:
-        try:
-            async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-                return self._chunks(await _outputs(inbox))
-        except TimeoutError:
-            return KEEP_ALIVE
+    async def _chunks(self) -> bytes:
+        return b"".join([choice.chunk(delta) for choice, delta in await self._take()])
 
-    def _chunks(self, outputs: Sequence[Output]) -> bytes:
-        return b"".join([choice.chunk(delta) for choice, delta in self._job.take(outputs)])
-
-
-async def _outputs(inbox: Inbox) -> list[Output]:
-    outputs = await inbox.take()
-    if inbox.client_gone:
-        raise ClientDisconnect
-    return outputs
-
-
-async def _watch_client(receive: Receive, inbox: Inbox) -> None:
-    """Tell the inbox when the client leaves. (Nobody else reads: a closed connection would pass unseen.)"""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    inbox.client_gone = True
-    inbox.wake()
-
-
-async def _write(send: Send, data: bytes, last: bool = False) -> None:
-    """Send a piece of a stream; a client that does not take it in time is given up.
-
-    While one piece waits, the deltas of further turns gather in the inbox and go out as one piece: at most one answer.
-    """
-    if not data and not last:
-        return
-    try:
-        async with asyncio.timeout(STALL_SECONDS):
-            await send({"type": "http.response.body", "body": data, "more_body": not last})
-    except TimeoutError:
-        log.warning("a client took nothing for %g s; its request is cancelled", STALL_SECONDS)
-        raise ClientDisconnect from None
+    async def _send(self, send: Send, data: bytes, last: bool = False) -> None:
+        self._sending = True
+        await send({"type": "http.response.body", "body": data, "more_body": not last})
+        self._sending = False
+        self._sent = asyncio.get_running_loop().time()

@@ -34,7 +34,7 @@ class Inbox:
         self.client_gone = False
         self.error: HeadwayError | None = None
         self._outputs: list[Output] = []
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, output: Output) -> None:
         """Add an output; `wake` once after the last one of a turn."""
@@ -47,7 +47,9 @@ class Inbox:
                 del self.pending[output.id]
 
     def wake(self) -> None:
-        self._wake.set()
+        """Let `take` return, with whatever is there."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     @property
     def waiting(self) -> bool:
@@ -55,18 +57,18 @@ class Inbox:
         return bool(self._outputs)
 
     async def take(self) -> list[Output]:
-        """All outputs since the last call, at least one; [] if the client has left.
+        """All outputs since the last call; [] if it was woken without one, or the client has left.
 
         Raises:
             HeadwayError: `error`, when everything that came before has been taken.
         """
-        while not self._outputs and not self.client_gone:
-            if self.error is not None:
-                raise self.error
-            self._wake.clear()
-            await self._wake.wait()
+        if not self._outputs and not self.client_gone and self.error is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         if self.client_gone:
             return []
+        if not self._outputs and self.error is not None:
+            raise self.error
         outputs, self._outputs = self._outputs, []
         return outputs
 
