@@ -2,7 +2,8 @@
 
     python benchmarks/clients.py --guidellm PATH/guidellm --aiperf PATH/aiperf [--rounds 3] [--json clients.json]
 
-A client that is not given is left out. Added = its TTFT less the median time the mock held requests back.
+A client that is not given is left out. AIPerf wants a tokenizer: name one of the local hub cache in PEER_TOKENIZER.
+Added = a client's TTFT less the median time the mock held requests back.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from headway.bench.report import load_records
 from headway.bench.stats import percentile
 
 RATE, REQUESTS, HELD_MS = 200, 400, 10.0
+TOKENIZER = os.environ.get("PEER_TOKENIZER", "builtin")  # AIPerf needs one; offline: a hub id in the local hub cache
 SCRIPT = {"ttft": HELD_MS / 1e3, "gap": 0.004, "chunks": 5}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
@@ -28,7 +30,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 def run(command: list[str]) -> None:
     done = subprocess.run(command, env=os.environ | OFFLINE, capture_output=True, text=True, timeout=300)
     if done.returncode:
-        raise SystemExit(f"{command[0]} failed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+        raise SystemExit(f"{command[0]} failed:\n{(done.stdout + done.stderr)[-3000:]}")
 
 
 def ours(url: str, folder: Path) -> tuple[float, float, float]:
@@ -56,8 +58,8 @@ def guidellm(program: str, url: str, folder: Path) -> tuple[float, float]:
 
 def aiperf(program: str, url: str, folder: Path) -> tuple[float, float]:
     run([program, "profile", "-m", "mock", "-u", url, "--endpoint-type", "chat", "--streaming",
-         "--tokenizer", "builtin", "--use-server-token-count", "--isl", "20", "--request-rate", str(RATE),
-         "--request-rate-mode", "constant", "--request-count", str(REQUESTS),
+         "--tokenizer", TOKENIZER, "--use-server-token-count", "--isl", "20", "--request-rate", str(RATE),
+         "--arrival-pattern", "constant", "--request-count", str(REQUESTS),
          "--ui", "none", "--artifact-dir", str(folder / "aiperf")])  # fmt: skip
     report = next((folder / "aiperf").rglob("profile_export_aiperf.json"))
     found = json.loads(report.read_text())["time_to_first_token"]
