@@ -76,7 +76,7 @@ class MockConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         now = time.perf_counter_ns()
-        if self._parser.get_method() == b"GET":
+        if self._parser.get_method() != b"POST":
             self._get()
             return
         body = json.loads(self._body)
@@ -112,7 +112,8 @@ class Stream:
         self._done = 0
         self._style = "anthropic" if path.endswith(b"/messages") else "chat" if b"chat" in path else "completions"
         self._due = 0.0
-        self._chunk = framed(b"".join(self._text(False)))
+        self._id = "mock"
+        self._same = framed(b"".join(self._text(False)))
 
     def begin(self) -> None:
         fault = self._script.fault
@@ -143,7 +144,7 @@ class Stream:
                 return
             if script.fault and self._done == script.fault_after and self._break():
                 return
-            chunk = framed(b"".join(self._text(True))) if self._done < script.reasoning else self._chunk
+            chunk = framed(b"".join(self._text(True))) if self._done < script.reasoning else self._same
             self._transport.write(chunk)
             self._done += 1
         if script.gap:
@@ -178,8 +179,8 @@ class Stream:
             usage["cache_read_input_tokens"] = self._script.cached
             return [event({"type": "message_start", "message": {"id": self._id, "usage": usage}})]
         if self._style == "chat":
-            return [event({"id": self._id, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})]
-        return [event({"id": self._id, "choices": []})] if self._script.fault != "empty" else []
+            return [event(self._choice(delta={"role": "assistant", "content": ""}))]
+        return [event(self._chunk())] if self._script.fault != "empty" else []
 
     def _text(self, reasoning: bool) -> list[bytes]:
         text = "word " * self._script.per_chunk
@@ -188,8 +189,15 @@ class Stream:
             return [event({"type": "content_block_delta", "index": 0, "delta": delta})]
         if self._style == "chat":
             delta = {"reasoning_content": text} if reasoning else {"content": text}
-            return [event({"id": "mock", "choices": [{"index": 0, "delta": delta}]})]
-        return [event({"id": "mock", "choices": [{"index": 0, "text": text}]})]
+            return [event(self._choice(delta=delta))]
+        return [event(self._choice(text=text))]
+
+    def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self._style == "chat" else "text_completion"
+        return {"id": self._id, "object": kind, "created": 1, "model": "mock", "choices": list(choices)}
+
+    def _choice(self, **fields: Any) -> dict[str, Any]:
+        return self._chunk({"index": 0, "finish_reason": None} | fields)
 
     def _prompt_tokens(self) -> int:
         return 10_000_000 if self._script.fault == "wrong_prompt" else len(prompt_text(self._body).split()) + 7
@@ -205,8 +213,8 @@ class Stream:
             ]
             self._transport.write(framed(b"".join(map(event, ends))) + b"0\r\n\r\n")
             return
-        last: dict[str, Any] = {"index": 0, "delta": {}, "text": "", "finish_reason": "stop"}
-        parts = [event({"id": self._id, "choices": [last]})]
+        last: dict[str, Any] = {"delta": {}, "text": "", "finish_reason": "stop"}
+        parts = [event(self._choice(**last))]
         if script.fault != "no_usage":
             usage = {
                 "prompt_tokens": self._prompt_tokens(),
@@ -215,7 +223,7 @@ class Stream:
             }
             if script.reasoning:
                 usage["completion_tokens_details"] = {"reasoning_tokens": script.reasoning * script.per_chunk}
-            parts.append(event({"id": self._id, "choices": [], "usage": usage}))
+            parts.append(event(self._chunk() | {"usage": usage}))
         if script.fault != "no_done":
             parts.append(b"data: [DONE]\n\n")
         self._transport.write(framed(b"".join(parts)) + b"0\r\n\r\n")
