@@ -86,6 +86,7 @@ class Totals:
         wasted_tokens: computed tokens lost by preemption.
     """
 
+    accepted_requests: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     prefix_queries: int = 0
@@ -153,6 +154,7 @@ class Metrics:
         return len(self._live) - self.running
 
     def _queued(self, event: events.Queued) -> None:
+        self.totals.accepted_requests += 1
         self._live[event.id] = _Live(event.prompt_tokens, event.parent is not None)
         self._numbers[event.number] = event.id
         self._number_of[event.id] = event.number
@@ -305,6 +307,7 @@ class Metrics:
             t.accepted,
             "spec_decode_num_accepted_tokens_total",
         )
+        yield "requests_total", counter, "Requests (choices) the engine accepted.", t.accepted_requests, None
         yield "requests_finished_total", counter, "Requests that ended, by reason.", reasons, "request_success_total"
         yield "requests_refused_total", counter, "Requests the scheduler refused.", refused, None
         yield "http_requests_total", counter, "HTTP requests answered.", http, None
