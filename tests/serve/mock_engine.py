@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -11,8 +10,8 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from headway.core.errors import ModelFileError
-from headway.engine.ipc import Ready, Status
-from headway.engine.process import EventTray, Loop, cache_status, serve, usable_context
+from headway.engine.ipc import Ready
+from headway.engine.process import EventTray, Loaded, cache_status, serve, usable_context
 from tests.serve.scripted import VOCAB, engine
 
 
@@ -26,7 +25,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
     broken: str = ""
 
 
-def start(line: bytes) -> tuple[Ready, Loop, EventTray, Callable[[], Status]]:
+def start(line: bytes) -> Loaded:
     options = msgspec.json.decode(line, type=Options)
     if options.broken:
         raise ModelFileError(options.broken)
@@ -36,7 +35,7 @@ def start(line: bytes) -> tuple[Ready, Loop, EventTray, Callable[[], Status]]:
     )
     scheduler = loop.scheduler
     ready = Ready("scripted", usable_context(scheduler.limits), VOCAB, options.max_rows, options.blocks * 16)
-    return ready, loop, tray, lambda: cache_status(scheduler.cache)
+    return Loaded(ready, loop, tray, lambda: cache_status(scheduler.cache), loop.close)
 
 
 if __name__ == "__main__":

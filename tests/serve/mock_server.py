@@ -23,6 +23,8 @@ def say(line: str) -> None:
 
 
 def main(options: dict) -> int:
+    if options.pop("plain_loop", False):
+        sys.modules["uvloop"] = None  # type: ignore[assignment]  # as where it is not installed
     engine = json.dumps(options.pop("engine", {})).encode()
     if "api_key_file" in options:
         options["api_key_file"] = Path(options["api_key_file"])

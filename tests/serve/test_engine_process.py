@@ -17,7 +17,7 @@ from headway.core.step import Capabilities
 from headway.engine import ipc
 from headway.engine.ipc import Channel, Ready, Status, Stop, Turn, make_folder
 from headway.engine.messages import Cancel, Delta, Refused, Submit
-from headway.engine.process import EventTray, Host, cache_status, usable_context
+from headway.engine.process import EventTray, Host, Loaded, cache_status, usable_context
 from tests.serve.scripted import engine
 
 
@@ -45,7 +45,8 @@ def test_a_host_answers_refuses_cancels_and_stops(tmp_path: Path) -> None:
     api, inner = Channel(tmp_path, api=True), Channel(tmp_path, api=False)
     tray = EventTray()
     loop = engine(tray.fold, max_rows=4)
-    host = Host(inner, loop, tray, lambda: cache_status(loop.scheduler.cache))
+    ready = Ready("scripted", 4096, 260, 4, 1024 * 16)
+    host = Host(inner, Loaded(ready, loop, tray, lambda: cache_status(loop.scheduler.cache), loop.close))
     thread = threading.Thread(target=host.run)
     thread.start()
     api.send(submit("long", "count" + "x" * 9999))

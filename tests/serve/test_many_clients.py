@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.serve.conftest import Server, events, parse_metrics
 from tests.serve.test_answers import CHAT, TEXT
@@ -68,8 +69,9 @@ def test_a_thousand_clients_leave_at_random_moments(start: Start) -> None:
     assert server.post(TEXT, {"prompt": "say:ok"}).json()["choices"][0]["text"] == "ok"
 
 
-def test_two_hundred_mixed_requests_and_every_token_is_counted(start: Start) -> None:
-    server = start(engine={"blocks": 700, "max_rows": 24})
+@pytest.mark.parametrize("plain_loop", [False, True])
+def test_two_hundred_mixed_requests_and_every_token_is_counted(start: Start, plain_loop: bool) -> None:
+    server = start(engine={"blocks": 700, "max_rows": 24}, plain_loop=plain_loop)
     rng = random.Random(7)
 
     def body() -> tuple[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -59,19 +60,33 @@ class EventTray:
         return events
 
 
-class Host:
-    """Drives a loop from commands of a channel.
+@dataclass(frozen=True)
+class Loaded:
+    """An engine that is ready to be driven.
 
-    Args:
+    Attributes:
+        ready: what the server is told.
+        loop: to be driven.
         tray: subscribed to the loop's event log.
         status: the cache now.
+        close: gives back what the engine holds, and completes its event log.
     """
 
-    def __init__(self, channel: Channel, loop: Loop, tray: EventTray, status: Callable[[], Status]) -> None:
+    ready: Ready
+    loop: Loop
+    tray: EventTray
+    status: Callable[[], Status]
+    close: Callable[[], None]
+
+
+class Host:
+    """Drives a loaded engine from the commands of a channel."""
+
+    def __init__(self, channel: Channel, loaded: Loaded) -> None:
         self._channel = channel
-        self._loop = loop
-        self._tray = tray
-        self._status = status
+        self._loop = loaded.loop
+        self._tray = loaded.tray
+        self._status = loaded.status
 
     def run(self) -> None:
         """Until told to stop."""
@@ -107,7 +122,7 @@ class Host:
         return refused
 
 
-def serve(folder: Path, start: Callable[[bytes], tuple[Ready, Loop, EventTray, Callable[[], Status]]]) -> int:
+def serve(folder: Path, start: Callable[[bytes], Loaded]) -> int:
     """The life of an engine process -> its exit code.
 
     Args:
@@ -119,9 +134,12 @@ def serve(folder: Path, start: Callable[[bytes], tuple[Ready, Loop, EventTray, C
     threading.Thread(target=_end_with_parent, daemon=True).start()
     channel = Channel(folder, api=False)
     try:
-        ready, loop, tray, status = start(line)
-        channel.send(ready)
-        Host(channel, loop, tray, status).run()
+        loaded = start(line)
+        try:
+            channel.send(loaded.ready)
+            Host(channel, loaded).run()
+        finally:
+            loaded.close()
         return 0
     except HeadwayError as error:
         channel.send(Failed(str(error), error.exit_code))
@@ -168,7 +186,7 @@ def usable_context(limits: Capabilities) -> int:
     return min([limits.max_model_len, *(size * limits.block_size for size in full)])
 
 
-def start_engine(line: bytes) -> tuple[Ready, Loop, EventTray, Callable[[], Status]]:
+def start_engine(line: bytes) -> Loaded:
     """Load the model of an `EngineOptions`, given as JSON."""
     from headway.engine.build import build_engine
 
@@ -189,7 +207,7 @@ def start_engine(line: bytes) -> tuple[Ready, Loop, EventTray, Callable[[], Stat
         notes=tuple(f"{label}: {amount}" for label, amount in engine.memory.lines()),
         status=status(),
     )
-    return ready, engine.loop, tray, status
+    return Loaded(ready, engine.loop, tray, status, engine.close)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,65 @@
+"""`headway serve` and `headway top` as commands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headway.core.event_file import read_events
+from headway.core.events import Finished
+from tests.serve.conftest import Server, write_tiny_checkpoint
+
+
+def headway(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "headway", *arguments], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--host", "0.0.0.0"], "--host: 0.0.0.0 can be reached by others"),
+        (["--api-key-file", "/nowhere"], "--api-key-file: cannot read"),
+        (["--port", "99999"], "--port: 99999 is not a port"),
+        (["--max-queued", "0"], "--max-queued: 0 is not"),
+        (["--shutdown-timeout", "-1"], "--shutdown-timeout: -1"),
+    ],
+)
+def test_wrong_options_are_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    write_tiny_checkpoint(tmp_path)
+    result = headway("serve", str(tmp_path), *arguments)
+    assert result.returncode == 2
+    assert sentence in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_port_in_use_and_a_model_that_is_none(server: Server, tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path)
+    result = headway("serve", str(tmp_path), "--port", str(server.port))
+    assert result.returncode == 2 and "cannot listen" in result.stderr
+    result = headway("serve", str(tmp_path / "config.json"))
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    result = headway("serve", str(tmp_path), "--port", "0", "--kv-cache-gib", "1e9")
+    assert result.returncode == 2 and "--kv-cache-gib" in result.stdout + result.stderr
+
+
+def test_top_prints_a_reading(server: Server) -> None:
+    server.post("/v1/completions", {"prompt": "count", "max_tokens": 20})
+    result = headway("top", "--url", server.url, "--once", "--interval", "0.1")
+    assert result.returncode == 0
+    for row in ("requests .* 0 running, 0 waiting", r"tokens/s", r"KV cache +\[\.{30}\] 0", "TTFT", "between tokens"):
+        assert re.search(row, result.stdout), result.stdout
+    result = headway("top", "--url", "http://127.0.0.1:1", "--once")
+    assert result.returncode == 1 and "cannot reach" in result.stderr
+
+
+def test_the_event_log_of_a_server_is_complete(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path)
+    log = tmp_path / "events"
+    command = [sys.executable, "-m", "headway", "serve", str(tmp_path), "--port", "0", "--event-log", str(log)]
+    server = Server(command=[*command, "--kv-cache-gib", "0.01"])
+    server.post("/v1/completions", {"prompt": "the fox", "max_tokens": 5})
+    assert server.stop() == 0
+    assert any(isinstance(event, Finished) for event in read_events(log))
