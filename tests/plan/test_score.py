@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from headway.core.errors import BadInput
-from headway.plan.score import NEEDED, read_runs, score
+from headway.plan.runs import NEEDED, read_runs
+from headway.plan.score import score
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "benchmarks" / "data" / "silicon_runs.csv.gz"
@@ -56,6 +57,14 @@ def table(tmp_path: Path, *rows: dict[str, str]) -> Path:
         # Disaggregated: the load is shared by the decode workers; 0 and blank mean not said.
         ({"mode": "disagg", "decode_tp_size": "8", "decode_num_workers": "4", "batch_size": "", "tp_size": ""},
          {"gpus": 8, "concurrency": 4, "disaggregated": True}),
+        # All 36 GPUs of a deployment as the degree of both sides; a blank layout as one GPU.
+        ({"mode": "disagg", "backend": "trtllm", "model_path": "deepseek-ai/DeepSeek-R1", "system": "gb200",
+          "decode_tp_size": "36", "prefill_tp_size": "36"}, {"gpus": 8, "attention_dp": 1, "concurrency": 4}),
+        ({"mode": "disagg", "model_path": "deepseek-ai/DeepSeek-R1", "system": "gb200", "decode_tp_size": "72",
+          "prefill_tp_size": "72", "silicon_data_source": "db-dump/x; silicon_concurrency=4096"},
+         {"gpus": 48, "attention_dp": 48, "concurrency": 4096}),
+        ({"mode": "disagg", "model_path": "deepseek-ai/DeepSeek-R1", "system": "gb200", "decode_tp_size": "1"},
+         {"gpus": 4, "attention_dp": 1, "concurrency": 16}),
         ({"mode": "disagg", "backend": "trtllm", "model_path": "deepseek-ai/DeepSeek-R1", "decode_tp_size": "8",
           "silicon_data_source": "db-dump/x; silicon_concurrency=4096"}, {"attention_dp": 8, "concurrency": 4096}),
         ({"mode": "disagg", "backend": "trtllm", "model_path": "deepseek-ai/DeepSeek-R1", "decode_tp_size": "8",
@@ -177,9 +186,10 @@ def fitting() -> ModuleType:
     return module
 
 
-def test_leaving_dense_groups_out_still_meets_the_committed_error():
+@pytest.mark.parametrize("kind", ["dense", pytest.param("moe", marks=pytest.mark.slow)])
+def test_leaving_groups_out_still_meets_the_committed_error(kind):
     fit = fitting()
-    runs = [run for run in read_runs(TABLE)[0] if run.deployment.kind == "dense" and run.deployment.fits]
+    runs = [run for run in read_runs(TABLE)[0] if run.deployment.kind == kind and run.deployment.fits]
     fitter = fit.Fitter([run for run in runs if not run.doubt])
     error = np.abs(fitter.left_out(fit.group_folds(fitter.runs))["tpot"] / fitter.measured["tpot"] - 1)
-    assert 100 * error.mean() <= page_rows()["TPOT, dense, group left out"][1] + 0.3
+    assert 100 * error.mean() <= page_rows()[f"TPOT, {kind}, group left out"][1] + 0.3
