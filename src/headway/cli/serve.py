@@ -39,12 +39,15 @@ def serve(
     import msgspec
 
     from headway.cli.terminal import fetching
+    from headway.core.errors import BadInput
     from headway.engine.options import EngineOptions
     from headway.model.load import describe
     from headway.model.source import DEFAULT_MODEL
     from headway.serve.lifecycle import ServeOptions, run
     from headway.serve.model_text import ModelText
 
+    if event_log is not None and not event_log.absolute().parent.is_dir():
+        raise BadInput("--event-log", f"{str(event_log)!r} is in no folder that exists")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     with fetching() as progress:
         info = describe(model or DEFAULT_MODEL, progress)
