@@ -6,7 +6,8 @@
 
 Prints one JSON object: tokens/s in process and served, CPU of each process, CPU per SSE chunk (built, and sent), and
 the event loop's lag and the slowest /health while 1 MB prompts arrive. The client only reads bytes; it parses nothing.
-On a machine that does other things, look at `api_waited_ms` first: how long the API process was ready and had no core.
+On a machine that does other things, believe `server_cost_in_cpu` rather than `server_cost`, and look at `api_waited_ms`
+first: how long the API process was ready to run and had no core.
 """
 
 from __future__ import annotations
@@ -58,17 +59,17 @@ def chunk_microseconds(rounds: int = 100_000) -> float:
     return (time.process_time() - begin) / rounds * 1e6
 
 
-def in_process(model: str | None, streams: int, tokens: int) -> float:
-    """Tokens/s of `LLM.generate`."""
+def in_process(model: str | None, streams: int, tokens: int) -> tuple[float, float]:
+    """Tokens/s of `LLM.generate`, and the CPU seconds it took."""
     from headway.engine.llm import LLM
 
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
     prompts = [PROMPT.format(number) for number in range(streams)]
     with LLM(model, max_model_len=2048) as llm:
         llm.generate(prompts, SamplingParams(max_tokens=2, ignore_eos=True))
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         llm.generate(prompts, params)
-        return streams * tokens / (time.perf_counter() - begin)
+        return streams * tokens / (time.perf_counter() - begin), time.process_time() - cpu
 
 
 class Served:
@@ -168,7 +169,8 @@ def main() -> None:
     given = arguments.parse_args()
     report: dict[str, Any] = {"streams": given.streams, "tokens": given.tokens, "chunk_us": chunk_microseconds()}
     if not given.scripted:
-        report["in_process_tokens_per_s"] = in_process(given.model, given.streams, given.tokens)
+        rate, cpu = in_process(given.model, given.streams, given.tokens)
+        report |= {"in_process_tokens_per_s": rate, "in_process_cpu_s": cpu}
     server = Served(given.model, given.scripted)
     try:
         server.streams(given.streams, 2)
@@ -186,6 +188,7 @@ def main() -> None:
         }
         if "in_process_tokens_per_s" in report:
             report["server_cost"] = 1 - report["served_tokens_per_s"] / report["in_process_tokens_per_s"]
+            report["server_cost_in_cpu"] = (api + engine) / report["in_process_cpu_s"] - 1
         report |= server.lag_under_large_prompts()
     finally:
         server.close()
