@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import LLAMA3, make, to_gguf
 from safetensors.numpy import load_file, save_file
-from test_gguf import array, entry, file, string, tensor
 
 from headway.core.errors import ModelFileError
 from headway.model.load import describe, load
 from headway.ops.reference import ReferenceBackend
+from tests.model.checkpoints import LLAMA3, make, to_gguf
+from tests.model.test_gguf import array, entry, file, string, tensor
 
 
 @pytest.fixture(scope="module")

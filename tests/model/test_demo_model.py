@@ -8,13 +8,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from paging import Bench
 from transformers import AutoModelForCausalLM
 
 from headway.model.gguf import read_gguf
 from headway.model.load import describe, load
 from headway.model.source import DEFAULT_MODEL, resolve
 from headway.ops.reference import ReferenceBackend
+from tests.model.paging import Bench
 
 # Cut into tokens by "/", so that this test needs no tokenizer.
 PROMPTS = (

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import VARIANTS, logits, make, prompt, to_gguf
-from paging import Bench
 
 from headway.model.load import describe, load
 from headway.ops.recording import RecordingBackend
 from headway.ops.reference import ReferenceBackend
+from tests.model.checkpoints import VARIANTS, logits, make, prompt, to_gguf
+from tests.model.paging import Bench
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
 

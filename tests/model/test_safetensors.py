@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
-from test_gguf import little_memory
 
 from headway.core.errors import ModelFileError
 from headway.model.safetensors import read_folder, read_safetensors
+from tests.model.test_gguf import little_memory
 
 
 def file(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
