@@ -40,23 +40,20 @@ class Server:
                 break
         assert self.port, "\n".join(self.lines)
         self.url = f"http://127.0.0.1:{self.port}"
-        self.key = ""
+        self._client = self.client()  # for all threads, on connections that are kept
 
     def client(self, **options: Any) -> httpx.Client:
-        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, verify=False, **options)
+        return httpx.Client(base_url=self.url, timeout=30, verify=False, **options)
 
     def async_client(self, **options: Any) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         return httpx.AsyncClient(base_url=self.url, timeout=60, limits=limits, verify=False, **options)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
-        with self.client() as client:
-            return client.post(path, json=body, **options)
+        return self._client.post(path, json=body, **options)
 
     def metrics(self) -> dict[str, float]:
-        with self.client() as client:
-            return parse_metrics(client.get("/metrics").text)
+        return parse_metrics(self._client.get("/metrics").text)
 
     def wait_idle(self, seconds: float = 1.0) -> dict[str, float]:
         """The metrics once nothing runs or waits and no block is owned."""
