@@ -178,7 +178,10 @@ def test_the_bars_hold_on_the_committed_page():
     assert page["TPOT, dense, group left out"][1] <= 12.0
 
 
-def fitting() -> ModuleType:
+@pytest.fixture
+def fit(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The fitting script as a module."""
+    monkeypatch.syspath_prepend(FIT.parent)
     spec = importlib.util.spec_from_file_location("fit_planner", FIT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -187,8 +190,7 @@ def fitting() -> ModuleType:
 
 
 @pytest.mark.parametrize("kind", ["dense", pytest.param("moe", marks=pytest.mark.slow)])
-def test_leaving_groups_out_still_meets_the_committed_error(kind):
-    fit = fitting()
+def test_leaving_groups_out_still_meets_the_committed_error(kind, fit):
     runs = [run for run in read_runs(TABLE)[0] if run.deployment.kind == kind and run.deployment.fits]
     fitter = fit.Fitter([run for run in runs if not run.doubt])
     error = np.abs(fitter.left_out(fit.group_folds(fitter.runs))["tpot"] / fitter.measured["tpot"] - 1)

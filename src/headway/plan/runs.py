@@ -144,7 +144,6 @@ def deployment_of(row: dict[str, str]) -> Deployment:
     return msgspec.structs.replace(
         blank, gpus=pool.gpus, attention_dp=pool.attention_dp, expert_parallel=pool.expert_parallel,
         concurrency=max(1.0, load / pool.workers),
-        prefill_gpus=_pool(row, "prefill_", blank).gpus if apart else 0,
     )  # fmt: skip
 
 

@@ -39,7 +39,8 @@ class Estimate(msgspec.Struct, frozen=True):
     Attributes:
         label: "estimate", or "bound" when the model abstains.
         tpot, ttft: ranges in seconds, None when it abstains.
-        bound_tpot, bound_ttft: seconds no deployment of this kind can beat: peak rates, no overhead, no interference.
+        bound_tpot, bound_ttft: seconds no deployment of this kind can beat without drafts: peak rates, no overhead, no
+            interference.
         reason: why it abstains, "" when it does not.
         terms: seconds per token of each part of a decode step, and of prompts beside it, that add up to the TPOT;
             empty when it abstains.

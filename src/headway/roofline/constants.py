@@ -50,6 +50,7 @@ LEVELS: dict[str, Callable[[Deployment], str | None]] = {
     "precision_family": lambda d: f"{d.precision} {family(d.hardware.name)}",
     "attention": _attention,
     "recipe": _recipe,
+    "mode": lambda d: "disaggregated" if d.disaggregated else "aggregated",
 }
 LEVEL_SCALE = {"engine_family": 0.5, "precision_family": 0.7}  # prior spread of a level over that of the others: 1
 
@@ -107,12 +108,14 @@ CONSTANTS = (
     Constant("speculation", "log of the gain of drafts where runs do not say if they drafted", 0.0, 0.3,
              ("engine", "recipe"), scale="log"),
 )  # fmt: skip
+_MODE = ("mode", "engine")
 FIRST_TOKEN = (
-    Constant("prompt_work", "time of the own prompt over its time alone", 1.0, 0.3, _ENGINE),
-    Constant("burst", "share of the opening burst in the mean", 0.15, 0.6, _ENGINE),
-    Constant("admission", "wait for cache room over a full turn of the waiting", 0.7, 0.5),
-    Constant("front", "seconds per request in front of the engine", 0.02, 0.7, _ENGINE),
-    Constant("front_row", "seconds per request in flight, in front of the engine", 3e-4, 0.8, _ENGINE),
+    Constant("prompt_extra", "time of the own prompt beyond its time alone, over that", 0.4, 0.7, _MODE),
+    Constant("queue", "wait for other prompts over that of a random arrival", 1.0, 0.3, _MODE),
+    Constant("burst", "share of the opening burst in the mean", 0.15, 0.6, _MODE),
+    Constant("admission", "wait for cache room over a full turn of the waiting", 0.7, 0.5, _MODE),
+    Constant("front", "seconds per request in front of the engine", 0.02, 0.7, _MODE),
+    Constant("front_row", "seconds per request in flight, in front of the engine", 3e-4, 0.8, _MODE),
 )
 ALL = CONSTANTS + FIRST_TOKEN
 # A bound: everything at its peak, nothing in between, no interference beyond what cannot overlap.
@@ -121,7 +124,7 @@ IDEAL = {
     "prefill_attention": 1.0, "link": np.inf, "hop": 0.0, "hop_growth": 0.0, "layer": 0.0, "moe_layer": 0.0,
     "step": 0.0, "row": 0.0, "eager": 1e-12, "interference": 1e-12, "overlap": 1e9, "sharpness": 64.0,
     "expert_sharpness": 64.0, "spread": 1.0, "permute": 0.0, "tile": 0.0, "imbalance": 1.0, "speculation": 0.0,
-    "prompt_work": 1.0, "burst": 0.0, "admission": 0.0, "front": 0.0, "front_row": 0.0,
+    "prompt_extra": 0.0, "queue": 0.0, "burst": 0.0, "admission": 0.0, "front": 0.0, "front_row": 0.0,
 }  # fmt: skip
 
 

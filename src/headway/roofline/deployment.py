@@ -35,8 +35,7 @@ class Deployment(msgspec.Struct, frozen=True):
         expert_parallel: groups the experts are dealt to.
         concurrency: requests in flight on this replica.
         prompt, output: mean tokens per request.
-        disaggregated: prompts are computed on other GPUs; `gpus` and `concurrency` are of one decode worker.
-        prefill_gpus: of one prefill worker, if disaggregated.
+        disaggregated: prompts are computed on other GPUs, as many; `gpus` and `concurrency` are of one decode worker.
         speculation: "off", or "unrecorded" where runs with and without drafts are mixed and not told apart.
     """
 
@@ -53,7 +52,6 @@ class Deployment(msgspec.Struct, frozen=True):
     attention_dp: int = 1
     expert_parallel: int = 1
     disaggregated: bool = False
-    prefill_gpus: int = 0
     speculation: str = "off"
 
     @property

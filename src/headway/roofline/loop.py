@@ -113,10 +113,10 @@ class Loop:
         q, k = self.q, self.k
         life = q["output"] * tpot
         busy = np.minimum(held * own / (life + own), 0.95)
-        queue = own * busy / (2 * (1 - busy))
+        queue = k["queue"] * own * busy / (2 * (1 - busy))
         burst = k["burst"] * (held - 1) * own / 2
         room = (q["concurrency"] - held) / held * life * k["admission"]
-        return k["front"] + k["front_row"] * held + k["prompt_work"] * own + queue + burst + room + decode
+        return k["front"] + k["front_row"] * held + (1 + k["prompt_extra"]) * own + queue + burst + room + decode
 
 
 def soft_max(a: np.ndarray, b: np.ndarray, sharpness: np.ndarray) -> np.ndarray:
