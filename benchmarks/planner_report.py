@@ -22,7 +22,10 @@ predicted/measured - 1 on {runs} (TTFT, TPOT) of TensorRT-LLM, SGLang and vLLM, 
 one model), and the p10-p90 range is the one a new group gets. *Committed fit*: the constants that ship, on the runs
 they were fitted on, and the ranges of fitted groups, which come from configurations left out.
 
-What the runs do not say limits it. Two thirds of the disaggregated DeepSeek runs name neither their decode workers nor
+The ranges are the 10th and 90th percentiles of these left-out errors, so new groups are covered to 80 % by
+construction; the check is the other line, and runs that were kept back.
+
+What the runs do not say limits it. Six in seven disaggregated DeepSeek runs name neither their decode workers nor
 whether drafts were used: two runs with equal descriptions differ by a factor of 1.9, so no estimate can be near both.
 The conventions that fill such gaps are in `src/headway/plan/runs.py`. TTFT depends on how the load was started, which
 no row says; its range is as wide as that.
