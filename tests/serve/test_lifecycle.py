@@ -128,13 +128,17 @@ def test_when_the_engine_dies_streams_end_with_an_error_and_the_exit_code_is_not
     assert server.process.wait(10) == 1
 
 
-def test_when_the_server_is_killed_the_engine_goes_too(start: Start) -> None:
+def test_when_the_server_is_killed_the_engine_goes_too_and_its_sockets(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     server = start(engine={"seconds": 0.02})
     engine = children(server)
     Background(server, {"prompt": "count"})
     server.process.kill()
     server.process.wait()
     wait_gone(engine)
+    assert not list(tmp_path.glob("headway-*"))
 
 
 def test_an_engine_that_cannot_start_gives_its_sentence_and_exit_code(tmp_path: Path) -> None:
@@ -179,7 +183,7 @@ def test_a_step_that_never_ends_is_seen_by_health(start: Start) -> None:
 
 def test_a_full_queue_is_answered_503_with_a_time_to_come_back(start: Start) -> None:
     server = start(engine={"seconds": 0.05, "max_rows": 1}, max_queued=2)
-    held = [Background(server, {"prompt": "count", "max_tokens": 20}) for _ in range(3)]
+    held = [Background(server, {"prompt": "count", "max_tokens": 10}) for _ in range(3)]
     full = server.post(TEXT, {"prompt": "one more"})
     assert full.status_code == 503
     assert full.json()["error"]["code"] == "queue_full"

@@ -9,6 +9,7 @@ started it is gone.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -131,7 +132,7 @@ def serve(folder: Path, start: Callable[[bytes], Loaded]) -> int:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to stop
     line = _read_line()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     channel = Channel(folder, api=False)
     try:
         loaded = start(line)
@@ -162,10 +163,11 @@ def _read_line() -> bytes:
     return line
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(folder: Path) -> None:
     """The server holds the other end of stdin: its end means that the server is gone, however it went."""
     while os.read(STDIN, 1 << 16):
         pass
+    shutil.rmtree(folder, ignore_errors=True)  # it cannot any more
     os._exit(1)
 
 
