@@ -45,11 +45,12 @@ struct Cache {
   size_t value_chunk() const { return (size_t)value_width * slots; }  // elements
 };
 
-// One key/value head of one row of the batch: `queries` tokens, `group` query heads each.
+// Some key/value heads of one row of the batch: `queries` tokens, `group` query heads for each of them.
+// Query rows are numbered [head][query][query head of the group].
 struct Attend {
   Cache cache;
   const int32_t* table;      // the row's blocks
-  int head;                  // key/value head
+  int head, heads;           // key/value heads [head, head + heads)
   int group;                 // query heads per key/value head
   int queries;
   const float* q;            // of the first query's first head: [queries][q_stride], heads of `width` side by side
@@ -89,9 +90,9 @@ struct Kernels {
   // x = softcap * tanh(x * scale / softcap); softcap 0 = only scale
   void (*cap)(float* x, float scale, float softcap, int n);
 
-  // Queries' heads, scaled and in the form `attend` reads, to prepared [queries * group][key_width] (floats' room).
+  // Queries, scaled and in the form `attend` reads, to prepared [query rows][key_width] (floats' room).
   void (*prepare_queries)(const Attend& task, void* prepared);
-  // One range of blocks for all query rows (query-major). scores: scratch, attend_scratch() bytes.
+  // One range of blocks for all query rows. scores: scratch, attend_scratch() bytes.
   void (*attend)(const Attend& task, const void* prepared, int first_block, int last_block, void* scores, Partial out);
   // total = total merged with `more`, row by row; an empty side leaves the other untouched.
   void (*merge)(Partial total, Partial more, int rows, int value_width);
@@ -111,7 +112,7 @@ HW_INLINE int split_blocks(const Cache& c) { return c.block_size >= SPLIT ? 1 : 
 
 // Bytes of scratch that `attend` needs for `rows` query rows.
 HW_INLINE size_t attend_scratch(const Cache& c, int rows) {
-  return (size_t)round_up(rows, 4) * split_blocks(c) * c.slots * 6 + 64;
+  return (size_t)rows * split_blocks(c) * c.slots * 6 + 64;
 }
 
 // Tables of the instruction sets; call only what the machine supports.

@@ -1,4 +1,4 @@
-// Attention of one key/value head over a range of cache blocks. Included per instruction set.
+// Attention of a row's queries over a range of cache blocks. Included per instruction set.
 //
 // A range (256 tokens at absolute positions) is summed by itself: all its scores, their largest, exponentials, weighted
 // values. Ranges are then merged in order. So a query's result is the same bits whether it is computed alone, in a chunk,
@@ -29,49 +29,62 @@ void prepare_queries(const Attend& t, void* prepared) {
   const int padded = t.cache.key_width;
   const bool pairs = Simd::BF16_DOT && !t.cache.f32;
   const Simd::F scale = Simd::set1(t.softcap > 0 ? t.scale : t.scale * LOG2_E);  // powers of 2 are cheaper than of e
-  for (int row = 0; row < t.queries * t.group; ++row) {
-    const float* q = t.q + row / t.group * t.q_stride + (size_t)(row % t.group) * t.width;
-    for (int d = 0; d < padded; d += Simd::W) {
-      const Simd::F x = Simd::mul(load_part(q + d, t.width - d), scale);
-      const int n = padded - d;
-      if (!pairs) {
-        store_part(static_cast<float*>(prepared) + (size_t)row * padded + d, x, n);
-      } else if (n >= Simd::W) {
-        Simd::store_bf16(static_cast<uint16_t*>(prepared) + (size_t)row * padded + d, x);
-      } else {
-        uint16_t lanes[Simd::W];
-        Simd::store_bf16(lanes, x);
-        memcpy(static_cast<uint16_t*>(prepared) + (size_t)row * padded + d, lanes, n * 2);
+  size_t at = 0;
+  for (int h = 0; h < t.heads; ++h) {
+    for (int row = 0; row < t.queries * t.group; ++row, at += padded) {
+      const float* q = t.q + row / t.group * t.q_stride + (size_t)(h * t.group + row % t.group) * t.width;
+      for (int d = 0; d < padded; d += Simd::W) {
+        const Simd::F x = Simd::mul(load_part(q + d, t.width - d), scale);
+        const int n = padded - d;
+        if (!pairs) {
+          store_part(static_cast<float*>(prepared) + at + d, x, n);
+        } else if (n >= Simd::W) {
+          Simd::store_bf16(static_cast<uint16_t*>(prepared) + at + d, x);
+        } else {
+          uint16_t lanes[Simd::W];
+          Simd::store_bf16(lanes, x);
+          memcpy(static_cast<uint16_t*>(prepared) + at + d, lanes, n * 2);
+        }
       }
     }
   }
 }
 
+// A chunk of keys or values, and how far away the next one lies that this thread will read. The kernels fetch that one
+// line by line while they read this one, so that neither computing nor memory waits.
+struct Chunk {
+  const void* memory;
+  int used;             // tokens of it that count; what lies behind may be left over from another request
+  ptrdiff_t next;       // bytes from this chunk to the next
+};
+
 // scores[ROWS][N vectors] of one key chunk, from slot `slot`.
-template <Form FORM, int ROWS, int N>
-HW_INLINE void score_rows(const Cache& c, const void* keys, int slot, const void* const* queries, float* scores, size_t stride) {
+template <Form FORM, bool FETCH, int ROWS, int N>
+HW_INLINE void score_rows(const Cache& c, const Chunk& chunk, int slot, const void* const* queries, float* scores, size_t stride) {
   Simd::F sums[ROWS][N];
 #pragma GCC unroll 4
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
     for (int v = 0; v < N; ++v) sums[r][v] = Simd::zero();
   if constexpr (FORM == Form::f32) {
-    const float* k = static_cast<const float*>(keys) + slot;
+    const float* k = static_cast<const float*>(chunk.memory) + slot;
     for (int d = 0; d < c.key_width; ++d, k += c.slots) {
 #pragma GCC unroll 2
       for (int v = 0; v < N; ++v) {
         const Simd::F key = Simd::load(k + v * Simd::W);
+        if (FETCH) Simd::prefetch_far(reinterpret_cast<const uint8_t*>(k + v * Simd::W) + chunk.next);
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; ++r)
           sums[r][v] = Simd::fma(key, Simd::set1(static_cast<const float*>(queries[r])[d]), sums[r][v]);
       }
     }
   } else {
-    const uint16_t* k = static_cast<const uint16_t*>(keys) + 2 * slot;
+    const uint16_t* k = static_cast<const uint16_t*>(chunk.memory) + 2 * slot;
     for (int d = 0; d < c.key_width; d += 2, k += 2 * c.slots) {
 #pragma GCC unroll 2
       for (int v = 0; v < N; ++v) {
         const Simd::I pair = Simd::load_i(k + v * Simd::W * 2);
+        if (FETCH) Simd::prefetch_far(reinterpret_cast<const uint8_t*>(k + v * Simd::W * 2) + chunk.next);
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; ++r) {
           if constexpr (FORM == Form::bf16_dot) {
@@ -91,12 +104,12 @@ HW_INLINE void score_rows(const Cache& c, const void* keys, int slot, const void
     for (int v = 0; v < N; ++v) Simd::store(scores + r * stride + slot + v * Simd::W, sums[r][v]);
 }
 
-template <Form FORM, int ROWS>
-void score_chunk(const Cache& c, const void* keys, int used, const void* const* queries, float* scores, size_t stride) {
+template <Form FORM, bool FETCH, int ROWS>
+void score_chunk(const Cache& c, const Chunk& chunk, const void* const* queries, float* scores, size_t stride) {
   int slot = 0;
-  for (; slot < used && slot + COLUMNS <= c.slots; slot += COLUMNS)
-    score_rows<FORM, ROWS, 2>(c, keys, slot, queries, scores, stride);
-  for (; slot < used; slot += Simd::W) score_rows<FORM, ROWS, 1>(c, keys, slot, queries, scores, stride);
+  for (; slot < chunk.used && slot + COLUMNS <= c.slots; slot += COLUMNS)
+    score_rows<FORM, FETCH, ROWS, 2>(c, chunk, slot, queries, scores, stride);
+  for (; slot < chunk.used; slot += Simd::W) score_rows<FORM, FETCH, ROWS, 1>(c, chunk, slot, queries, scores, stride);
 }
 
 struct Range {
@@ -150,59 +163,57 @@ void soften(const Attend& t, const Range& range, int position, float* scores, ui
   *total = Simd::sum(sum);
 }
 
-// out[ROWS][N vectors] = weights times values, over all blocks of the range. Only tokens below `end` are read: what lies
-// behind may be left over from another request.
-template <Form FORM, int ROWS, int N>
-HW_INLINE void weigh_rows(const Attend& t, const Range& range, int end, int first_value, const void* weights, size_t stride,
-                          float* out) {
-  const Cache& c = t.cache;
+// out[ROWS][N vectors] += weights times the values of one chunk.
+template <Form FORM, bool FETCH, int ROWS, int N>
+HW_INLINE void weigh_rows(const Cache& c, const Chunk& chunk, int first_value, const void* weights, size_t stride, float* out) {
+  const int used = chunk.used;
   Simd::F sums[ROWS][N];
 #pragma GCC unroll 4
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < N; ++v) sums[r][v] = Simd::zero();
-  for (int b = range.first_block; b < range.last_block; ++b) {
-    if (t.table[b] < 0) continue;
-    const int used = (int)least(c.block_size, end - b * c.block_size);
-    const size_t chunk = ((size_t)t.table[b] * c.heads + t.head) * c.value_chunk();
-    const size_t column = (size_t)(b - range.first_block) * c.slots;
-    if constexpr (FORM == Form::f32) {
-      const float* values = static_cast<const float*>(c.values) + chunk + first_value;
-      for (int s = 0; s < used; ++s, values += c.value_width) {
-        Simd::F value[N];
+    for (int v = 0; v < N; ++v) sums[r][v] = Simd::load(out + (size_t)r * c.value_width + first_value + v * Simd::W);
+  if constexpr (FORM == Form::f32) {
+    const float* values = static_cast<const float*>(chunk.memory) + first_value;
+    for (int s = 0; s < used; ++s, values += c.value_width) {
+      Simd::F value[N];
 #pragma GCC unroll 4
-        for (int v = 0; v < N; ++v) value[v] = Simd::load(values + v * Simd::W);
-#pragma GCC unroll 4
-        for (int r = 0; r < ROWS; ++r) {
-          const Simd::F p = Simd::set1(static_cast<const float*>(weights)[r * stride + column + s]);
-#pragma GCC unroll 4
-          for (int v = 0; v < N; ++v) sums[r][v] = Simd::fma(value[v], p, sums[r][v]);
-        }
+      for (int v = 0; v < N; ++v) {
+        value[v] = Simd::load(values + v * Simd::W);
+        if (FETCH) Simd::prefetch_far(reinterpret_cast<const uint8_t*>(values + v * Simd::W) + chunk.next);
       }
-    } else {
-      const uint16_t* values = static_cast<const uint16_t*>(c.values) + chunk + 2 * first_value;
-      for (int s = 0; s < used; s += 2, values += 2 * c.value_width) {
-        Simd::I value[N];
 #pragma GCC unroll 4
-        for (int v = 0; v < N; ++v) value[v] = Simd::load_i(values + v * Simd::W * 2);
-        if (s + 1 == used) {
+      for (int r = 0; r < ROWS; ++r) {
+        const Simd::F p = Simd::set1(static_cast<const float*>(weights)[r * stride + s]);
 #pragma GCC unroll 4
-          for (int v = 0; v < N; ++v) value[v] = Simd::even_only(value[v]);
-        }
+        for (int v = 0; v < N; ++v) sums[r][v] = Simd::fma(value[v], p, sums[r][v]);
+      }
+    }
+  } else {
+    const uint16_t* values = static_cast<const uint16_t*>(chunk.memory) + 2 * first_value;
+    for (int s = 0; s < used; s += 2, values += 2 * c.value_width) {
+      Simd::I value[N];
 #pragma GCC unroll 4
-        for (int r = 0; r < ROWS; ++r) {
-          if constexpr (FORM == Form::bf16_dot) {
-            const Simd::I p = Simd::broadcast4(static_cast<const uint16_t*>(weights) + r * stride + column + s);
+      for (int v = 0; v < N; ++v) {
+        value[v] = Simd::load_i(values + v * Simd::W * 2);
+        if (FETCH) Simd::prefetch_far(reinterpret_cast<const uint8_t*>(values + v * Simd::W * 2) + chunk.next);
+      }
+      if (s + 1 == used) {
 #pragma GCC unroll 4
-            for (int v = 0; v < N; ++v) sums[r][v] = Simd::dot_bf16(sums[r][v], value[v], p);
-          } else {
-            const float* p = static_cast<const float*>(weights) + r * stride + column + s;
-            const Simd::F even = Simd::set1(p[0]), odd = Simd::set1(p[1]);
+        for (int v = 0; v < N; ++v) value[v] = Simd::even_only(value[v]);
+      }
 #pragma GCC unroll 4
-            for (int v = 0; v < N; ++v) {
-              sums[r][v] = Simd::fma(Simd::even_bf16(value[v]), even, sums[r][v]);
-              sums[r][v] = Simd::fma(Simd::odd_bf16(value[v]), odd, sums[r][v]);
-            }
+      for (int r = 0; r < ROWS; ++r) {
+        if constexpr (FORM == Form::bf16_dot) {
+          const Simd::I p = Simd::broadcast4(static_cast<const uint16_t*>(weights) + r * stride + s);
+#pragma GCC unroll 4
+          for (int v = 0; v < N; ++v) sums[r][v] = Simd::dot_bf16(sums[r][v], value[v], p);
+        } else {
+          const float* p = static_cast<const float*>(weights) + r * stride + s;
+          const Simd::F even = Simd::set1(p[0]), odd = Simd::set1(p[1]);
+#pragma GCC unroll 4
+          for (int v = 0; v < N; ++v) {
+            sums[r][v] = Simd::fma(Simd::even_bf16(value[v]), even, sums[r][v]);
+            sums[r][v] = Simd::fma(Simd::odd_bf16(value[v]), odd, sums[r][v]);
           }
         }
       }
@@ -214,67 +225,77 @@ HW_INLINE void weigh_rows(const Attend& t, const Range& range, int end, int firs
     for (int v = 0; v < N; ++v) Simd::store(out + (size_t)r * c.value_width + first_value + v * Simd::W, sums[r][v]);
 }
 
-template <Form FORM, int ROWS>
-void weigh(const Attend& t, const Range& range, int end, const void* weights, size_t stride, float* out) {
+template <Form FORM, bool FETCH, int ROWS>
+void weigh_chunk(const Cache& c, const Chunk& chunk, const void* weights, size_t stride, float* out) {
   int d = 0;
-  for (; d + VALUES <= t.cache.value_width; d += VALUES) weigh_rows<FORM, ROWS, 4>(t, range, end, d, weights, stride, out);
-  for (; d < t.cache.value_width; d += Simd::W) weigh_rows<FORM, ROWS, 1>(t, range, end, d, weights, stride, out);
+  for (; d + VALUES <= c.value_width; d += VALUES) weigh_rows<FORM, FETCH, ROWS, 4>(c, chunk, d, weights, stride, out);
+  for (; d < c.value_width; d += Simd::W) weigh_rows<FORM, FETCH, ROWS, 1>(c, chunk, d, weights, stride, out);
 }
 
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
+
 template <class Fn>
-HW_INLINE void in_row_blocks(int rows, Fn fn) {  // fn(first row, how many)
+HW_INLINE void in_row_blocks(int rows, Fn fn) {  // fn(first row, Count of rows, whether it is the first block)
   int r = 0;
-  for (; r + ROW_BLOCK <= rows; r += ROW_BLOCK) fn(r, ROW_BLOCK);
-  if (r < rows) fn(r, rows - r);
+  if (rows >= ROW_BLOCK) fn(0, Count<ROW_BLOCK>(), Count<true>());
+  for (r = ROW_BLOCK; r + ROW_BLOCK <= rows; r += ROW_BLOCK) fn(r, Count<ROW_BLOCK>(), Count<false>());
+  if (rows == 1) fn(0, Count<1>(), Count<true>());
+  if (rows == 2) fn(0, Count<2>(), Count<true>());
+  if (rows == 3) fn(0, Count<3>(), Count<true>());
+  if (rows - r == 1) fn(r, Count<1>(), Count<false>());
+  if (rows - r == 2) fn(r, Count<2>(), Count<false>());
+  if (rows - r == 3) fn(r, Count<3>(), Count<false>());
+}
+
+// Every chunk of the range, head by head within a block, as they lie in memory: memory is fastest when read in long runs.
+// fn(block, head within the task, chunk).
+template <class Fn>
+HW_INLINE void in_chunks(const Attend& t, const Range& range, int end, const void* memory, size_t elements, Fn fn) {
+  const Cache& c = t.cache;
+  const size_t bytes = elements * (c.f32 ? 4 : 2);
+  const auto at = [&](int b, int h) { return static_cast<const uint8_t*>(memory) + ((size_t)t.table[b] * c.heads + t.head + h) * bytes; };
+  for (int b = range.first_block; b < range.last_block; ++b) {
+    const int used = (int)least(c.block_size, end - b * c.block_size);
+    for (int h = 0; h < t.heads; ++h) {
+      const uint8_t *here = at(b, h), *next = h + 1 < t.heads ? at(b, h + 1) : b + 1 < range.last_block ? at(b + 1, 0) : here;
+      fn(b, h, Chunk{here, used, next - here});
+    }
+  }
 }
 
 template <Form FORM>
 void attend_form(const Attend& t, const void* prepared, int first_block, int last_block, void* scratch, Partial out) {
   const Cache& c = t.cache;
-  const int rows = t.queries * t.group, end = t.positions[t.queries - 1] + 1;
+  const int per_head = t.queries * t.group, rows = t.heads * per_head, end = t.positions[t.queries - 1] + 1;
   const Range range{first_block, (int)least(last_block, ceil_div(end, c.block_size)), c.block_size, c.slots};
   const size_t stride = (size_t)split_blocks(c) * c.slots;
   float* scores = static_cast<float*>(scratch);
-  uint16_t* weights = reinterpret_cast<uint16_t*>(scores + round_up(rows, ROW_BLOCK) * stride);
-  const size_t element = c.f32 ? 4 : 2;
+  uint16_t* weights = reinterpret_cast<uint16_t*>(scores + (size_t)rows * stride);
 
-  for (int b = range.first_block; b < range.last_block; ++b) {
-    if (t.table[b] < 0) continue;  // freed, because it is behind every query's window
-    const int used = (int)least(c.block_size, end - b * c.block_size);
-    const size_t chunk = (size_t)t.table[b] * c.heads + t.head;
-    const void* keys = static_cast<const uint8_t*>(c.keys) + chunk * c.key_chunk() * element;
-    // The values are read right after the scores: fetch them, and the next block's keys, while computing.
-    const uint8_t* values = static_cast<const uint8_t*>(c.values) + chunk * c.value_chunk() * element;
-    for (size_t i = 0; i < c.value_chunk() * element; i += 64) Simd::prefetch(values + i);
-    if (b + 1 < range.last_block && t.table[b + 1] >= 0) {
-      const uint8_t* next = static_cast<const uint8_t*>(c.keys) + ((size_t)t.table[b + 1] * c.heads + t.head) * c.key_chunk() * element;
-      for (size_t i = 0; i < c.key_chunk() * element; i += 64) Simd::prefetch(next + i);
-    }
-    in_row_blocks(rows, [&](int first, int count) {
-      const void* queries[ROW_BLOCK];
-      for (int r = 0; r < count; ++r) queries[r] = query_row<FORM>(prepared, c, first + r);
-      float* to = scores + first * stride + (size_t)(b - range.first_block) * c.slots;
-      switch (count) {
-        case 1: return score_chunk<FORM, 1>(c, keys, used, queries, to, stride);
-        case 2: return score_chunk<FORM, 2>(c, keys, used, queries, to, stride);
-        case 3: return score_chunk<FORM, 3>(c, keys, used, queries, to, stride);
-        default: return score_chunk<FORM, 4>(c, keys, used, queries, to, stride);
-      }
+  in_chunks(t, range, end, c.keys, c.key_chunk(), [&](int b, int h, const Chunk& chunk) {
+    in_row_blocks(per_head, [&](int first, auto count, auto fetch) {
+      constexpr int ROWS = decltype(count)::value;
+      const void* queries[ROWS];
+      for (int r = 0; r < ROWS; ++r) queries[r] = query_row<FORM>(prepared, c, h * per_head + first + r);
+      float* to = scores + (h * per_head + first) * stride + (size_t)(b - range.first_block) * c.slots;
+      score_chunk<FORM, decltype(fetch)::value, ROWS>(c, chunk, queries, to, stride);
     });
-  }
+  });
   for (int r = 0; r < rows; ++r) {
-    const int position = t.positions[r / t.group];
+    const int position = t.positions[r % per_head / t.group];
     soften<FORM>(t, range, position, scores + r * stride, weights + r * stride, &out.largest[r], &out.total[r]);
   }
-  in_row_blocks(rows, [&](int first, int count) {
-    const void* p = FORM == Form::bf16_dot ? static_cast<const void*>(weights + first * stride) : scores + first * stride;
-    float* to = out.values + (size_t)first * c.value_width;
-    switch (count) {
-      case 1: return weigh<FORM, 1>(t, range, end, p, stride, to);
-      case 2: return weigh<FORM, 2>(t, range, end, p, stride, to);
-      case 3: return weigh<FORM, 3>(t, range, end, p, stride, to);
-      default: return weigh<FORM, 4>(t, range, end, p, stride, to);
-    }
+  memset(out.values, 0, (size_t)rows * c.value_width * sizeof(float));
+  in_chunks(t, range, end, c.values, c.value_chunk(), [&](int b, int h, const Chunk& chunk) {
+    in_row_blocks(per_head, [&](int first, auto count, auto fetch) {
+      const size_t row = h * per_head + first, at = row * stride + (size_t)(b - range.first_block) * c.slots;
+      const void* p = FORM == Form::bf16_dot ? static_cast<const void*>(weights + at) : scores + at;
+      float* to = out.values + row * c.value_width;
+      weigh_chunk<FORM, decltype(fetch)::value, decltype(count)::value>(c, chunk, p, stride, to);
+    });
   });
 }
 

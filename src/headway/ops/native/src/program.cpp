@@ -319,12 +319,11 @@ const float* Program::run(const BatchView& batch) {
       per_head = std::max(per_head, values_[attention->q].width / group.layout.key_width / group.layout.heads);
     }
     step.attention.push_back(plan_attention(batch, group.caches[0], group.layout.window, per_head, engine_->team.threads()));
-    const AttentionPlan& plan = step.attention.back();
-    counters = std::max(counters, (size_t)plan.counters * group.layout.heads);
-    partials = std::max(partials, (size_t)plan.partials * group.layout.heads * partial_floats(group.caches[0], FEW_QUERIES * per_head) * sizeof(float));
+    counters = std::max(counters, (size_t)step.attention.back().counters);
+    partials = std::max(partials, step.attention.back().partial_floats);
   }
   step.done = std::make_unique<std::atomic<int>[]>(counters);
-  partials_.grow(partials);
+  partials_.grow(partials * sizeof(float));
 
   std::vector<double> spent(ops_.size());
   engine_->team.run([&](int id) {

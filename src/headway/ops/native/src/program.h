@@ -69,17 +69,21 @@ struct BatchView {  // mirrors StepBatch; all arrays outlive the step
   std::vector<Group> groups;
 };
 
-// A share of attention: some queries of a row, over all they see or over one range of it. Any head.
+// A share of attention: some queries and key/value heads of a row, over all they see or over one range of it.
 struct AttentionItem {
   int row, first, queries;  // first: token index
+  int head, heads;
   int split = -1;           // range of the cache, or -1: all ranges, in order
-  int partial = -1;         // place of the range's sums, times heads
-  int splits = 0, done = 0; // of the row: number of ranges, index of the counter of those done, times heads
+  int first_split = 0, splits = 0;  // ranges that the queries see
+  size_t partial = 0;       // where the first range's sums lie, in floats; the next range's lie behind
+  int done = 0;             // counter of the ranges done
 };
 
 struct AttentionPlan {
   std::vector<AttentionItem> items;
-  int partials = 0, counters = 0;  // per head
+  size_t partial_floats = 0;
+  int counters = 0;
+  int most_rows = 0;  // query rows of an item
 };
 
 struct Step;
@@ -184,8 +188,6 @@ HW_INLINE size_t partial_floats(const Cache& cache, int rows) {
 }
 
 // Work lists of a step's attention over one cache group.
-constexpr int FEW_QUERIES = 8;  // a row with at most so many new tokens is cut along the cache
-
 AttentionPlan plan_attention(const BatchView& batch, const Cache& cache, int window, int query_heads_per_kv, int threads);
 
 }  // namespace headway

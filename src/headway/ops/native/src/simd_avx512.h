@@ -85,6 +85,7 @@ struct Simd {
   HW_INLINE void store_bf16(uint16_t* p, F a) { store_rounded<Simd>(p, a); }
 #endif
   HW_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+  HW_INLINE void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T2); }
 };
 
 }  // namespace

@@ -110,6 +110,7 @@ struct Simd {
   HW_INLINE F dot_bf16(F acc, I a, I b) { return fma(odd_bf16(a), odd_bf16(b), fma(even_bf16(a), even_bf16(b), acc)); }
   HW_INLINE void store_bf16(uint16_t* p, F a) { store_rounded<Simd>(p, a); }
   HW_INLINE void prefetch(const void*) {}
+  HW_INLINE void prefetch_far(const void*) {}
 };
 
 }  // namespace
