@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,15 +12,15 @@ from typing import Any
 import msgspec
 
 from headway import __version__
-from headway.core.clock import WallClock, to_ps
+from headway.core.clock import to_ps
 from headway.core.errors import BadInput
 from headway.core.event_file import EventWriter, Header
 from headway.core.events import EventLog, Fold
 from headway.core.step import Capabilities
 from headway.engine.loop import EngineLoop
-from headway.engine.machine import free_memory, usable_cores
+from headway.engine.machine import free_memory, usable_cores, wall_clock
 from headway.engine.memory import MemoryPlan, activation_bytes, plan_memory
-from headway.engine.options import EngineOptions
+from headway.engine.options import BACKENDS, EngineOptions
 from headway.engine.profile import saved_profile, step_time
 from headway.executor.model import ModelExecutor
 from headway.model.load import Model, ModelInfo, load
@@ -88,7 +87,9 @@ class Engine:
         """Token ids of a plain text (with the model's start token, if it has one); ids are passed through."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if not all(isinstance(token, int) for token in prompt):
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
+            raise BadInput("prompt", f"{type(prompt).__name__} is neither a text nor a list of token ids")
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
             raise BadInput("prompt", "give a text, or a list of token ids")
         return list(prompt)
 
@@ -104,7 +105,13 @@ class Engine:
 
 
 def make_backend(name: str, threads: int) -> Backend:
-    """The backend called `name`; "auto" is native where its kernels were built, else reference, with a warning."""
+    """The backend called `name`; "auto" is native where its kernels were built, else reference, with a warning.
+
+    Raises:
+        BadInput: there is none of that name, or it cannot be used here.
+    """
+    if name not in BACKENDS:
+        raise BadInput("--backend", f"{name!r} is not one of {', '.join(BACKENDS)}")
     missing = native.why_not()
     if missing is None and name != "reference":
         return NativeBackend(threads)
@@ -131,14 +138,14 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
     if options.deterministic and not backend.deterministic:
         raise BadInput("--deterministic", f"the {backend.name} backend's results depend on batch shape; use native")
     free = free_memory()
-    model = load(options.model or DEFAULT_MODEL, backend, progress)
+    model = load(DEFAULT_MODEL if options.model is None else options.model, backend, progress)
     limits, memory = _limits(options, model, backend.weight_bytes, free)
     tokenizer = Tokenizer(model.info.tokenizer)
     budget, time_model = _budget(options, model, backend)
     ttl = to_ps(PREFIX_TTL_SECONDS)
     log = EventLog(*subscribers)
     resources = ExitStack()
-    if options.event_log:
+    if options.event_log is not None:
         header = Header(
             limits=limits,
             policy=options.policy,
@@ -162,7 +169,7 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
     loop = EngineLoop(
         scheduler=scheduler,
         executor=ModelExecutor(backend, model.forward, model.groups, limits),
-        clock=WallClock(time.perf_counter_ns),
+        clock=wall_clock(),
         vocab_size=model.info.vocab_size,
         tokenizer=tokenizer,
         eos_ids=model.info.eos_ids,

@@ -1,13 +1,21 @@
-"""What this machine gives a process: cores and memory, container limits included."""
+"""What this machine gives a process: cores and memory, container limits included, and a clock."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
+import time
 from pathlib import Path
 
+from headway.core.clock import WallClock
+
 CGROUP = Path("/sys/fs/cgroup")
+
+
+def wall_clock() -> WallClock:
+    """The clock of every engine. It counts from the machine's start, so all processes of a machine agree on it."""
+    return WallClock(time.perf_counter_ns)
 
 
 def usable_cores(cgroup: Path = CGROUP) -> int:

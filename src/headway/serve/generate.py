@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from headway.core.errors import HeadwayError
 from headway.core.request import Finish, SamplingParams
+from headway.engine.machine import wall_clock
 from headway.engine.messages import Delta, Output, Refused, Submit
 from headway.serve.errors import ApiError, from_headway
 from headway.serve.link import EngineLink, Inbox
@@ -104,6 +105,7 @@ def chat_job(body: ChatRequest, reader: PromptReader, model: str, tenant: str) -
     Raises:
         HeadwayError: the request is at fault.
     """
+    arrival = wall_clock().now()  # queueing in the API process and tokenising are part of the wait
     params = sampling_params(body, reader.text.vocab_size)
     tokens = reader.chat(body.messages)
     room = reader.check_room(len(tokens), body.limit(), "messages")
@@ -113,7 +115,7 @@ def chat_job(body: ChatRequest, reader: PromptReader, model: str, tenant: str) -
     def choice(index: int, _: Echo | None) -> Choice:
         return ChatChoice(header, reader.text, index, body.alternatives(), usage_field)
 
-    return _job(header, [tokens], [room], [None], params, choice, tenant, body.streams, usage_field)
+    return _job(header, arrival, [tokens], [room], [None], params, choice, tenant, body.streams, usage_field)
 
 
 def completion_job(body: CompletionRequest, reader: PromptReader, model: str, tenant: str) -> Job:
@@ -122,6 +124,7 @@ def completion_job(body: CompletionRequest, reader: PromptReader, model: str, te
     Raises:
         HeadwayError: the request is at fault.
     """
+    arrival = wall_clock().now()  # queueing in the API process and tokenising are part of the wait
     params = sampling_params(body, reader.text.vocab_size)
     prompts = body.prompts()
     check_rows(len(prompts), params.n)
@@ -137,7 +140,7 @@ def completion_job(body: CompletionRequest, reader: PromptReader, model: str, te
     def choice(index: int, echo: Echo | None) -> Choice:
         return CompletionChoice(header, reader.text, index, alternatives, usage_field, echo)
 
-    return _job(header, token_lists, rooms, echoes, params, choice, tenant, body.streams, usage_field)
+    return _job(header, arrival, token_lists, rooms, echoes, params, choice, tenant, body.streams, usage_field)
 
 
 def _echo(prompt: str | list[int], tokens: tuple[int, ...], text: Text) -> Echo:
@@ -148,6 +151,7 @@ def _echo(prompt: str | list[int], tokens: tuple[int, ...], text: Text) -> Echo:
 
 def _job(
     header: Header,
+    arrival: int,
     prompts: Sequence[tuple[int, ...]],
     rooms: Sequence[int],
     echoes: Sequence[Echo | None],
@@ -158,7 +162,13 @@ def _job(
     wants_usage: bool,
 ) -> Job:
     submits = [
-        Submit(id=f"{header.id}-{index}", tokens=tokens, params=replace(params, max_tokens=room), tenant=tenant)
+        Submit(
+            id=f"{header.id}-{index}",
+            tokens=tokens,
+            params=replace(params, max_tokens=room),
+            arrival=arrival,
+            tenant=tenant,
+        )
         for index, (tokens, room) in enumerate(zip(prompts, rooms, strict=True))
     ]
     choices = {
