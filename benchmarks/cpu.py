@@ -3,8 +3,8 @@
     python benchmarks/cpu.py [--quick] [--json] [--threads N] [--rounds R] [--models smollm2,1b-q4_0,...]
 
 Each engine lives in a process of its own and waits while another works. Per point and round: probe, ours, probe,
-theirs, probe. A shared machine's memory bandwidth changes within seconds, so only two things mean anything: the ratio of runs
-that follow each other, and the share of the roof measured right before and after. Medians over rounds.
+theirs, probe. A shared machine's memory bandwidth changes within seconds, so only two things mean anything: the ratio
+of runs that follow each other, and the share of the roof measured right before and after. Medians over rounds.
 
     roof = tokens / max(bytes of weights and cache / bandwidth, operations / arithmetic rate)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.ops.native.harness import kernels, matrix, random
 
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend, CacheLayout, GroupBatch, Program, Rope, StepBatch
 from headway.ops.reference import ReferenceBackend
 from headway.roofline.shape import KVGroup
+from tests.ops.native.harness import kernels, matrix, random
 
 BLOCKS = 200
 BROKEN = range(690, 700)  # token ids whose queries, keys and values are NaN

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.ops.native.harness import ONE_LAYER, blocks, kernels, matrix, quantised, random, run, step, vector
 
 from headway.ops.native.backend import NativeBackend
 from headway.ops.reference import ACTIVATIONS
 from headway.ops.weight import Weight
+from tests.ops.native.harness import ONE_LAYER, blocks, kernels, matrix, quantised, random, run, step, vector
 
 INTEGERS = ["q8_0", "q4_0", "q4_1"]
 FLOATS = ["f32", "f16", "bf16"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.ops.native.harness import blocks, matrix, random
 
 from headway.core.errors import BadInput, ModelFileError
 from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.ops.weight import Weight
+from tests.ops.native.harness import blocks, matrix, random
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
 

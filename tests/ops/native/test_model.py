@@ -6,9 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.model.checkpoints import VARIANTS, make, prompt, to_gguf
-from tests.model.paging import Bench
-from tests.ops.native.harness import kernels
 
 from headway.model.load import Model, load
 from headway.model.source import DEFAULT_MODEL, resolve
@@ -16,6 +13,9 @@ from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
+from tests.model.checkpoints import VARIANTS, make, prompt, to_gguf
+from tests.model.paging import Bench
+from tests.ops.native.harness import kernels
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
 
