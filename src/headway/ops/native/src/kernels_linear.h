@@ -11,14 +11,22 @@ namespace {
 
 constexpr int VECTORS = TILE / Simd::W;
 
-// The part of a tile a kernel works on, and where to fetch ahead from.
+// The part of a tile a kernel works on.
 struct Slice {
-  const uint8_t* weights;   // at input `begin`
-  int begin, end;           // inputs; begin is a multiple of LARGEST_GROUP
-  const uint8_t* ahead;     // memory to prefetch, `lines` cache lines per SMALLEST_GROUP of inputs
-  int lines;
-  bool first;               // sums start at 0, else at what was stored
+  const uint8_t* weights;  // at input `begin`
+  int begin, end;          // inputs; begin is a multiple of LARGEST_GROUP
+  bool first;              // sums start at 0, else at what was stored
+
+  // Weights are read two cache lines at a time. Each time the kernels fetch, into the second cache, what lies so many
+  // bytes behind the first and behind the second. 0 = nothing new.
+  ptrdiff_t even, odd;
 };
+
+HW_INLINE void fetch_ahead(const void* lines, const Slice& s) {
+  const uint8_t* p = static_cast<const uint8_t*>(lines);
+  Simd::prefetch_far(p + s.even);
+  Simd::prefetch_far(p + 64 + s.odd);
+}
 
 template <int ROWS>
 HW_INLINE void load_sums(Simd::F (&sums)[ROWS][VECTORS], bool first, const float* acc, size_t stride) {
@@ -38,10 +46,12 @@ HW_INLINE void store_sums(const Simd::F (&sums)[ROWS][VECTORS], float* acc, size
 
 // dots[row][vector] += codes of `inputs` inputs times activations.
 template <int BITS, int ROWS>
-HW_INLINE void dot_codes(Simd::I (&dots)[ROWS][VECTORS], const uint8_t* codes, const int8_t* a, size_t stride, int inputs) {
+HW_INLINE void dot_codes(Simd::I (&dots)[ROWS][VECTORS], const uint8_t* codes, const Slice& s, const int8_t* a, size_t stride,
+                         int inputs) {
   if constexpr (BITS == 8) {
 #pragma GCC unroll 2
     for (int k = 0; k < inputs; k += 4, codes += 4 * TILE) {
+      fetch_ahead(codes, s);
       Simd::I w[VECTORS];
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) w[v] = Simd::load_i(codes + v * Simd::W * 4);
@@ -54,6 +64,7 @@ HW_INLINE void dot_codes(Simd::I (&dots)[ROWS][VECTORS], const uint8_t* codes, c
     }
   } else {
     for (int k = 0; k < inputs; k += 8, codes += 4 * TILE) {
+      fetch_ahead(codes, s);
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
         Simd::I w[VECTORS];
@@ -78,13 +89,12 @@ void integer_rows(const Matrix& m, const Slice& s, const Activations& a, int row
   const int groups = a.groups();
   const int8_t* q = a.q + row * a.stride;
   const uint8_t* w = s.weights;
-  const uint8_t* ahead = s.ahead;
   Simd::F sums[ROWS][VECTORS];
   load_sums<ROWS>(sums, s.first, acc, acc_stride);
   for (int k = s.begin; k < s.end; k += m.group) {
     const int inputs = (int)least(m.group, s.end - k);
     const size_t at = (size_t)row * groups + k / m.group;
-    for (int i = 0; i < s.lines * (inputs / SMALLEST_GROUP); ++i, ahead += 64) Simd::prefetch(ahead);
+    fetch_ahead(w, s);
     Simd::I dots[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
@@ -95,7 +105,7 @@ void integer_rows(const Matrix& m, const Slice& s, const Activations& a, int row
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) dots[r][v] = offset;
     }
-    dot_codes<BITS, ROWS>(dots, w + (MIN ? 4 : 2) * TILE, q + k, a.stride, inputs);
+    dot_codes<BITS, ROWS>(dots, w + (MIN ? 4 : 2) * TILE, s, q + k, a.stride, inputs);
 
     const uint16_t* scale = reinterpret_cast<const uint16_t*>(w);
 #pragma GCC unroll 4
@@ -125,12 +135,9 @@ void bf16_rows(const Matrix& m, const Slice& s, const Activations& a, int row, f
   Simd::F sums[ROWS][VECTORS];
   load_sums<ROWS>(sums, s.first, acc, acc_stride);
   const uint16_t* w = reinterpret_cast<const uint16_t*>(s.weights);
-  const uint8_t* ahead = s.ahead;
   const int end = (int)least(s.end, m.depth);
   for (int k = s.begin; k < end; k += 2, w += 2 * TILE) {
-    if (s.lines && k % SMALLEST_GROUP == 0) {
-      for (int i = 0; i < s.lines; ++i, ahead += 64) Simd::prefetch(ahead);
-    }
+    fetch_ahead(w, s);
     Simd::I both[VECTORS];
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) both[v] = Simd::load_i(w + v * Simd::W * 2);
@@ -165,6 +172,7 @@ void float_rows(const Matrix& m, const Slice& s, const Activations& a, int row, 
   const float* x = a.f32 + (size_t)row * a.width;
   const uint8_t* w = s.weights;
   for (int k = s.begin; k < end; ++k, w += TILE * (HALF ? 2 : 4)) {
+    fetch_ahead(w, s);
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
       const Simd::F by = HALF ? Simd::load_f16(reinterpret_cast<const uint16_t*>(w) + v * Simd::W)
@@ -224,24 +232,32 @@ HW_INLINE size_t bytes_before(const Matrix& m, int input) {  // of a tile; input
   return (size_t)input * TILE * (m.storage == Storage::f32 ? 4 : 2);
 }
 
-// Inputs are walked in passes short enough that a pass of the weights stays in the second cache while all row blocks use
-// it. Only the first row block would wait for memory, so every block fetches its share of the next pass, or of the
-// tiles this thread will probably do next.
+constexpr int PASS = 8 * LARGEST_GROUP;  // inputs whose weights stay in the second cache
+constexpr ptrdiff_t AHEAD = 8192;  // bytes: how far a single stream is fetched ahead
+
+// Several row blocks walk the inputs in passes, whose weights stay in the second cache from the first block to the last.
+// The first block would wait for memory; so the first two fetch, half each, the next pass, or what this thread will
+// probably do next. Fetching into the first cache instead would be half as fast: few of its misses fit in flight.
 void matmul(const Matrix& m, int tile, int tiles, int next_tile, const Activations& a, int row, int rows, float* acc) {
   const size_t stride = (size_t)tiles * TILE;
   const int blocks = (int)ceil_div(rows, Simd::ROWS);
-  const int pass = blocks == 1 ? m.depth : 8 * LARGEST_GROUP;
-  for (int begin = 0; begin < m.depth; begin += pass) {
-    const int end = (int)least(begin + pass, m.depth);
-    const size_t from = bytes_before(m, begin), bytes = bytes_before(m, end) - from;
-    const int lines = (int)ceil_div(bytes, (int64_t)64 * blocks * ceil_div(end - begin, SMALLEST_GROUP));
-    const size_t share = (size_t)lines * 64 * ceil_div(end - begin, SMALLEST_GROUP);
+  if (blocks == 1) {
+    // With little to compute per byte the processor's own prefetching is as fast as memory; with more it falls behind.
+    const ptrdiff_t ahead = rows >= (m.storage == Storage::int4 ? 2 : 5) ? AHEAD : 0;
+    for (int t = 0; t < tiles; ++t) {
+      const Slice slice{m.tile(tile + t), 0, m.depth, true, ahead, ahead};
+      rows_of_tile(rows, m, slice, a, row, acc + t * TILE, stride);
+    }
+    return;
+  }
+  for (int begin = 0; begin < m.depth; begin += PASS) {
+    const int end = (int)least(begin + PASS, m.depth);
     for (int block = 0, first = 0; block < blocks; ++block) {
       const int count = (int)ceil_div(rows - first, blocks - block);
       for (int t = 0; t < tiles; ++t) {
-        const uint8_t* w = m.tile(tile + t) + from;
-        const uint8_t* ahead = end < m.depth ? w + bytes : m.tile(next_tile + t);
-        const Slice slice{w, begin, end, ahead + block * share, blocks > 1 ? lines : 0, begin == 0};
+        const uint8_t* w = m.tile(tile + t) + bytes_before(m, begin);
+        const uint8_t* next = end < m.depth ? m.tile(tile + t) + bytes_before(m, end) : m.tile(next_tile + t);
+        const Slice slice{w, begin, end, begin == 0, block == 0 ? next - w : 0, block == 1 ? next - w : 0};
         rows_of_tile(count, m, slice, a, row + first, acc + first * stride + t * TILE, stride);
       }
       first += count;
