@@ -35,6 +35,12 @@ def test_it_knows_the_capital_of_france(llm: LLM) -> None:
     assert completion.choices[0].ttft < completion.choices[0].token_times[-1]
 
 
+def test_a_cache_smaller_than_the_context_bounds_it() -> None:
+    with LLM(max_rows=4, kv_cache_gib=0.05) as llm:
+        engine = llm.engine
+        assert engine.max_model_len == engine.memory.tokens < engine.info.context_length
+
+
 def test_chat_uses_the_template_and_ends_by_itself(llm: LLM) -> None:
     completion = llm.chat("Say yes.", SamplingParams(temperature=0, max_tokens=100))
     assert completion.choices[0].finish.reason == "stop"

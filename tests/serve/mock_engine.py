@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from headway.core.errors import ModelFileError
 from headway.engine.ipc import Ready
-from headway.engine.process import EventTray, Loaded, cache_status, serve, usable_context
+from headway.engine.process import EventTray, Loaded, cache_status, serve
 from tests.serve.scripted import VOCAB, engine
 
 
@@ -34,7 +34,7 @@ def start(line: bytes) -> Loaded:
         tray.fold, blocks=options.blocks, max_rows=options.max_rows, context=options.context, seconds=options.seconds
     )
     scheduler = loop.scheduler
-    ready = Ready("scripted", usable_context(scheduler.limits), VOCAB, options.max_rows, options.blocks * 16)
+    ready = Ready("scripted", scheduler.limits.max_model_len, VOCAB, options.max_rows)
     return Loaded(ready, loop, tray, lambda: cache_status(scheduler.cache), loop.close)
 
 

@@ -13,11 +13,10 @@ import zmq
 from headway.core.errors import BadInput, EngineDead
 from headway.core.events import Finished
 from headway.core.request import SamplingParams
-from headway.core.step import Capabilities
 from headway.engine import ipc
 from headway.engine.ipc import Channel, Ready, Status, Stop, Turn, make_folder
 from headway.engine.messages import Cancel, Delta, Refused, Submit
-from headway.engine.process import EventTray, Host, Loaded, cache_status, usable_context
+from headway.engine.process import EventTray, Host, Loaded, cache_status
 from tests.serve.scripted import engine
 
 
@@ -45,7 +44,7 @@ def test_a_host_answers_refuses_cancels_and_stops(tmp_path: Path) -> None:
     api, inner = Channel(tmp_path, api=True), Channel(tmp_path, api=False)
     tray = EventTray()
     loop = engine(tray.fold, max_rows=4)
-    ready = Ready("scripted", 4096, 260, 4, 1024 * 16)
+    ready = Ready("scripted", 4096, 260, 4)
     host = Host(inner, Loaded(ready, loop, tray, lambda: cache_status(loop.scheduler.cache), loop.close))
     thread = threading.Thread(target=host.run)
     thread.start()
@@ -118,18 +117,5 @@ def test_what_is_no_message_is_an_error(data: bytes, tmp_path: Path) -> None:
 
 
 def test_a_report_survives_the_border() -> None:
-    ready = Ready("m", 10, 20, 3, 100, ("a: 1",), Status(1, 2, 3, 4))
+    ready = Ready("m", 10, 20, 3, ("a: 1",), Status(1, 2, 3, 4))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(ready), type=ipc.Report) == ready
-
-
-@pytest.mark.parametrize(
-    ("blocks", "windows", "context"),
-    [((100,), (None,), 1000), ((10,), (None,), 160), ((100, 10), (None, 64), 1000), ((10, 100), (None, 64), 160)],
-)
-def test_a_cache_smaller_than_the_context_bounds_it(
-    blocks: tuple[int, ...], windows: tuple[int | None, ...], context: int
-) -> None:
-    limits = Capabilities(
-        block_size=16, blocks=blocks, windows=windows, max_rows=1, max_tokens_per_step=16, max_model_len=1000
-    )
-    assert usable_context(limits) == context

@@ -53,7 +53,6 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
         max_model_len: most tokens of prompt and output together.
         vocab_size: a token id is below this.
         max_rows: most requests that run at once.
-        cache_tokens: tokens of context the KV cache holds.
         notes: lines worth printing (the memory plan).
     """
 
@@ -61,7 +60,6 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     max_model_len: int
     vocab_size: int
     max_rows: int
-    cache_tokens: int
     notes: tuple[str, ...] = ()
     status: Status = Status()
 

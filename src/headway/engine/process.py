@@ -23,7 +23,6 @@ import msgspec
 from headway.cache.kv import KVCache
 from headway.core.errors import HeadwayError
 from headway.core.events import AnyEvent, Finished, Queued
-from headway.core.step import Capabilities
 from headway.engine.ipc import Channel, Command, Failed, Ready, Status, Stop, Turn
 from headway.engine.messages import Cancel, Delta, Refused, Submit
 from headway.engine.options import EngineOptions
@@ -182,12 +181,6 @@ def cache_status(cache: KVCache) -> Status:
     )
 
 
-def usable_context(limits: Capabilities) -> int:
-    """Longest prompt + output a request can have: the model's, unless the whole cache is smaller than that."""
-    full = [size for size, window in zip(limits.blocks, limits.windows, strict=True) if window is None]
-    return min([limits.max_model_len, *(size * limits.block_size for size in full)])
-
-
 def start_engine(line: bytes) -> Loaded:
     """Load the model of an `EngineOptions`, given as JSON."""
     from headway.engine.build import build_engine
@@ -202,10 +195,9 @@ def start_engine(line: bytes) -> Loaded:
 
     ready = Ready(
         model=engine.info.name,
-        max_model_len=usable_context(limits),
+        max_model_len=limits.max_model_len,
         vocab_size=engine.info.vocab_size,
         max_rows=limits.max_rows,
-        cache_tokens=engine.memory.tokens,
         notes=tuple(f"{label}: {amount}" for label, amount in engine.memory.lines()),
         status=status(),
     )
