@@ -12,7 +12,7 @@ import pytest
 
 from headway.roofline.capacity import memory_batch
 from headway.roofline.catalogue import find_model
-from headway.roofline.collectives import textbook_ring
+from headway.roofline.collectives import all_reduce_of
 from headway.roofline.cost import price_ratio, price_table, token_cost, usd_per_million
 from headway.roofline.frontier import ceiling, knee
 from headway.roofline.hardware import find_hardware
@@ -46,7 +46,7 @@ def replica(given: dict[str, Any]) -> Replica:
         peak=given.get("pi"),
     )
     if "alpha" in given and "link" in given:
-        d = msgspec.structs.replace(d, all_reduce=textbook_ring(given["link"], given["alpha"]))
+        d = msgspec.structs.replace(d, all_reduce=all_reduce_of("ring", given["link"], given["alpha"]))
     return d
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headway.core.errors import BadInput
 from headway.roofline.capacity import Reserve, capacity, exact_memory_batch, kv_blocks, memory_batch
 from headway.roofline.catalogue import find_model
-from headway.roofline.collectives import AllReduce, Fastest, served_all_reduce, textbook_ring
+from headway.roofline.collectives import AllReduce, Fastest, all_reduce_of, served_all_reduce
 from headway.roofline.cost import blended_input, price_ratio, token_cost, usd_per_million
 from headway.roofline.frontier import ceiling, critical_context, frontier, knee
 from headway.roofline.hardware import find_hardware, hardware_catalogue
@@ -147,7 +147,7 @@ def test_more_gpus_than_heads_replicate_the_cache() -> None:
 
 
 def test_all_reduce_kinds() -> None:
-    ring, shot = textbook_ring(100e9, 1e-6), AllReduce("one-shot", 100e9, 1e-6)
+    ring, shot = all_reduce_of("ring", 100e9, 1e-6), AllReduce("one-shot", 100e9, 1e-6)
     assert ring.seconds(8e5, 8) == pytest.approx(14e-6 + 2 * 7 / 8 * 8e5 / 100e9)
     assert shot.seconds(8e5, 8) == pytest.approx(1e-6 + 7 * 8e5 / 100e9)
     assert ring.seconds(8e5, 1) == 0

@@ -156,9 +156,8 @@ def activation_bytes(shape: ModelShape, tokens: int, gpus: int = 1) -> float:
 
 def _ffn_width(shape: ModelShape) -> float:
     """Mean width of the feed-forward layers a token passes, from the parameters themselves."""
-    dense = shape.params.mlp + shape.params.shared
-    routed = shape.params.experts * shape.moe.active / shape.moe.experts if shape.moe else 0.0
-    return (dense + routed) / (3.0 * shape.d_model * shape.layers)
+    passed = shape.params.mlp + shape.params.shared + shape.n_routed
+    return passed / (3.0 * shape.d_model * shape.layers)
 
 
 def kv_blocks(

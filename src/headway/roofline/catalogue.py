@@ -54,11 +54,6 @@ def find_model(name: str, field: str = "--model") -> ModelShape:
     return shape_from_config(config, model_names()[name.lower()])
 
 
-def catalogued_models() -> list[str]:
-    """The catalogue's own names, in its order."""
-    return list(_entries())
-
-
 def hub_id(name: str) -> str | None:
     """The first hub id of a catalogued model, None if it is not catalogued."""
     known = model_names().get(name.lower())

@@ -62,13 +62,8 @@ class Fastest(msgspec.Struct, frozen=True):
         return min(times) if times else 0.0
 
 
-def textbook_ring(link_bandwidth: float, alpha: float) -> AllReduce:
-    """The text's ring: 2(n-1) alpha + 2(n-1)/n * M / B_link, no floor."""
-    return AllReduce("ring", link_bandwidth, alpha)
-
-
 def all_reduce_of(kind: str, link_bandwidth: float, alpha: float) -> AllReduce:
-    """A textbook all-reduce by name.
+    """A textbook all-reduce by name, without a floor; the ring: 2(n-1) alpha + 2(n-1)/n * M / B_link (B7).
 
     Raises:
         BadInput: neither "ring" nor "one-shot".

@@ -165,10 +165,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     def n_active(self) -> float:
         """N_act of the textbook mode: all of N for a dense model (B2); for a mixture what a token is multiplied by:
         k of E experts, and no input embedding, which is gathered."""
-        if self.moe is None:
-            return self.params.total
-        head = self.head_params
-        return self.params.body + head + self.params.experts * self.moe.active / self.moe.experts
+        return self.params.total if self.moe is None else self.n_body + self.head_params
 
     @property
     def head_params(self) -> float:
@@ -178,17 +175,16 @@ class ModelShape(msgspec.Struct, frozen=True):
     @property
     def n_body(self) -> float:
         """N_body of the exact mode (B3): what each new token is multiplied by, head and embedding excluded."""
-        routed = self.params.experts * self.moe.active / self.moe.experts if self.moe else 0.0
-        return self.params.body + routed
+        return self.params.body + self.n_routed
+
+    @property
+    def n_routed(self) -> float:
+        """Parameters of the experts one token is routed to, all layers together; 0 if dense."""
+        return self.params.experts * self.moe.active / self.moe.experts if self.moe else 0.0
 
     @property
     def is_moe(self) -> bool:
         return self.moe is not None
-
-    @property
-    def attention_layers(self) -> int:
-        """Layers with attention over cached positions (all kinds but state)."""
-        return sum(group.reading_layers for group in self.groups if group.kind != "state")
 
     def with_kv_bytes(self, dtype_bytes: float) -> ModelShape:
         """The same model caching in `dtype_bytes` per number (recurrent states keep theirs)."""
