@@ -10,17 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import BadInput
-from headway.core.step import StepShape
+from headway.core.step import StepShape, keys_read, pairs_computed
 from headway.roofline.catalogue import find_model
-from headway.roofline.collectives import textbook_ring
+from headway.roofline.collectives import all_reduce_of
 from headway.roofline.hardware import find_hardware
 from headway.roofline.shape import kv_bytes, store_as
 from headway.roofline.step import (
     Efficiency,
     Layout,
     StepTime,
-    chunk_pairs,
-    chunk_reads,
     decode_step,
     experts_touched,
     mixed_step,
@@ -91,7 +89,7 @@ def test_a_growing_chunk_beside_decodes_has_no_cliff() -> None:
 
 
 def test_tensor_parallel_splits_weights_and_heads_and_pays_two_reduces_per_layer() -> None:
-    ring = textbook_ring(450e9, 2e-6)
+    ring = all_reduce_of("ring", 450e9, 2e-6)
     step = decode_step(LLAMA, 8, 1000)
     one, four = StepTime(LLAMA, H100).explain(step), StepTime(LLAMA, H100, Layout(4), all_reduce=ring).explain(step)
     for term in ("weights", "kv", "head", "attention"):
@@ -132,10 +130,10 @@ def test_windows_cap_what_decode_reads_and_what_a_chunk_attends_to() -> None:
     assert long.kv_tokens == (1024, 9000) and short.kv_tokens == (1024, 1024)
     for start, count, window in ((0, 10, 4), (3, 5, 4), (9, 2, 4), (0, 3, 10), (5, 20, 8)):
         expected = sum(min(position + 1, window) for position in range(start, start + count))
-        assert chunk_pairs(window, start, count) == expected
+        assert pairs_computed(start, count, window) == expected
         oldest = max(0, start - window + 1)
-        assert chunk_reads(window, start, count) == start + count - oldest
-    assert chunk_pairs(None, 5, 3) == 6 + 7 + 8
+        assert keys_read(start, count, window) == start + count - oldest
+    assert pairs_computed(5, 3, None) == 6 + 7 + 8
 
 
 def test_states_cost_the_same_at_every_context() -> None:

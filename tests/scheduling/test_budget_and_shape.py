@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.step import BlockCopy, StepPlan, StepShape, Work
+from headway.core.step import BlockCopy, StepPlan, StepShape, Work, keys_read, pairs_computed
 from headway.scheduling.budget import Budget, largest_chunk
-from headway.scheduling.shape import ShapeBuilder, keys_read, pairs_computed, shape_of
+from headway.scheduling.shape import ShapeBuilder, shape_of
 from tests.scheduling.context_bench import Ask, Bench, limits_of
 
 rows = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), max_size=5)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import msgspec
 
 from headway.core.errors import BadInput
-from headway.core.step import StepShape
+from headway.core.step import StepShape, keys_read, pairs_computed
 from headway.roofline.collectives import AllReduce, Fastest
 from headway.roofline.hardware import Hardware
 from headway.roofline.shape import ModelShape
@@ -267,8 +267,8 @@ def decode_step(shape: ModelShape, batch: int, context: int) -> StepShape:
 
 def prefill_step(shape: ModelShape, tokens: int, cached: int = 0, logits: int = 1, prompts: int = 1) -> StepShape:
     """A step that computes the next `tokens` of each of `prompts` prompts, of which `cached` are already computed."""
-    reads = tuple(round(prompts * chunk_reads(group.window, cached, tokens)) for group in shape.groups)
-    pairs = tuple(round(prompts * chunk_pairs(group.window, cached, tokens)) for group in shape.groups)
+    reads = tuple(prompts * keys_read(cached, tokens, group.window) for group in shape.groups)
+    pairs = tuple(prompts * pairs_computed(cached, tokens, group.window) for group in shape.groups)
     none = tuple(0 for _ in shape.groups)
     return StepShape(prompts * tokens, prompts, prompts * logits, reads, pairs, none, none)
 
@@ -285,18 +285,3 @@ def mixed_step(first: StepShape, second: StepShape) -> StepShape:
         add(first.decode_kv_tokens, second.decode_kv_tokens), add(first.decode_pairs, second.decode_pairs),
         first.copies + second.copies,
     )  # fmt: skip
-
-
-def chunk_pairs(window: int | None, start: int, count: int) -> float:
-    """Query-key pairs of causal attention for positions [start, start + count): each sees itself and what is before,
-    at most `window` of them."""
-    whole = count * start + count * (count + 1) / 2
-    if window is None or start + count <= window:
-        return whole
-    inside = max(0, window - start)  # positions that still see everything before them
-    return inside * start + inside * (inside + 1) / 2 + (count - inside) * window
-
-
-def chunk_reads(window: int | None, start: int, count: int) -> float:
-    """Cached positions a chunk reads once."""
-    return start + count if window is None else min(start + count, window + count - 1)

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.core.step import StepPlan, StepShape
-
-
-def keys_read(start: int, count: int, window: int | None) -> int:
-    """Cached positions that queries [start, start + count) look at, their own included."""
-    return start + count if window is None else min(start + count, window - 1 + count)
-
-
-def pairs_computed(start: int, count: int, window: int | None) -> int:
-    """Query-key pairs of causal attention: query at position p sees min(p + 1, window) keys."""
-    growing = count if window is None else min(max(window - start, 0), count)  # queries that still see everything
-    return growing * start + growing * (growing + 1) // 2 + (count - growing) * (window or 0)
+from headway.core.step import StepPlan, StepShape, keys_read, pairs_computed
 
 
 class ShapeBuilder:
