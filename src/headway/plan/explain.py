@@ -9,7 +9,8 @@ import msgspec
 from headway.plan.commands import Setup, heading, step
 from headway.roofline.capacity import Capacity, capacity
 from headway.roofline.frontier import critical_context, knee
-from headway.roofline.textbook import Replica, decode, deploy
+from headway.roofline.shape import nominal_bytes
+from headway.roofline.textbook import Replica, decode, requantised
 
 
 def explain(setup: Setup, batch: int | None, context: int, tpot_ms: float | None = None) -> dict[str, Any]:
@@ -46,11 +47,9 @@ def _changes(replica: Replica) -> list[tuple[str, Replica]]:
     changes = []
     if any(group.kind != "state" and group.dtype_bytes > 1 for group in replica.shape.groups):
         changes.append(("8-bit KV cache", msgspec.structs.replace(replica, shape=replica.shape.with_kv_bytes(1.0))))
-    for name, width in (("8-bit weights", "fp8"), ("4-bit weights", "int4")):
-        if {"fp8": 1.0, "int4": 0.5}[width] < 0.9 * replica.weight_width:
-            narrow = deploy(replica.shape, device, replica.gpus, precision=width)
-            kept = {"all_reduce": replica.all_reduce, "overhead": replica.overhead, "skew": replica.skew}
-            changes.append((name, msgspec.structs.replace(narrow, **kept)))
+    for name, precision in (("8-bit weights", "fp8"), ("4-bit weights", "int4")):
+        if nominal_bytes(precision) < 0.9 * replica.weight_width:
+            changes.append((name, requantised(replica, precision)))
     changes += [
         ("memory bandwidth +10 %", on(bandwidth=device.bandwidth * 1.1)),
         ("memory size +10 %", on(memory=device.memory * 1.1)),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from headway.roofline.capacity import memory_batch
-from headway.roofline.shape import KVGroup, ModelShape
+from headway.roofline.shape import KVGroup, ModelShape, nominal_bytes
 from headway.roofline.speculation import Draft, best_length
-from headway.roofline.textbook import Replica, decode, deploy, streamed_weights
+from headway.roofline.textbook import Replica, decode, requantised, streamed_weights
 
 
 class Lever(msgspec.Struct, frozen=True):
@@ -53,9 +53,9 @@ def levers(
         )  # fmt: skip
 
     table = [
-        lever(f"weights in {name}", "weights", _reprecision(d, name), note=note)
+        lever(f"weights in {name}", "weights", requantised(d, name), note=note)
         for name, note in (("fp8", "small loss"), ("int4", "loss in the tails; measure it"))
-        if _width(name) < 0.9 * d.weight_width
+        if nominal_bytes(name) < 0.9 * d.weight_width
     ]
     if any(group.kind != "state" and group.dtype_bytes > 1 for group in d.shape.groups):
         smaller = msgspec.structs.replace(d, shape=d.shape.with_kv_bytes(1.0))
@@ -73,15 +73,6 @@ def levers(
     table.append(_speculation(d, batch, context, draft))
     table.append(_prefix(d, batch, context, hit_share))
     return sorted(table, key=lambda row: -row.throughput)
-
-
-def _width(precision: str) -> float:
-    return {"fp8": 1.0, "int4": 0.5}[precision]
-
-
-def _reprecision(d: Replica, precision: str) -> Replica:
-    after = deploy(d.shape, d.hardware, d.gpus, precision=precision)
-    return msgspec.structs.replace(after, all_reduce=d.all_reduce, overhead=d.overhead, skew=d.skew)
 
 
 def _windowed(shape: ModelShape, window: int) -> ModelShape | None:

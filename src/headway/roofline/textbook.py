@@ -90,6 +90,12 @@ def deploy(
     return Replica(shape, hardware, gpus, weights, peak or peak_rate(hardware, used), stored, used)
 
 
+def requantised(d: Replica, precision: str) -> Replica:
+    """The same deployment with its weights in another format, and the arithmetic that goes with it."""
+    after = deploy(d.shape, d.hardware, d.gpus, precision=precision)
+    return msgspec.structs.replace(after, all_reduce=d.all_reduce, overhead=d.overhead, skew=d.skew)
+
+
 def attention_flops(shape: ModelShape, context: float) -> float:
     """Attention of one decoded token: 4 * L * d_attn * T (B2), by layer kind where not all are full."""
     return sum(group.reading_layers * group.decode_flops * group.read(context) for group in shape.groups)
