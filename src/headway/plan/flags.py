@@ -7,6 +7,7 @@ from typing import Any
 
 from headway.plan.traffic import Traffic
 from headway.roofline.catalogue import hub_id
+from headway.roofline.deployment import MEMORY_SHARE
 from headway.roofline.shape import ModelShape
 
 
@@ -21,7 +22,7 @@ def engine_flags(
     vllm = [
         f"vllm serve {name}", f"--tensor-parallel-size {tp}", f"--max-num-seqs {row['peak_batch']}",
         f"--max-num-batched-tokens {max(row['chunk'], row['peak_batch'])}", f"--max-model-len {longest}",
-        "--gpu-memory-utilization 0.92", "--enable-prefix-caching",
+        f"--gpu-memory-utilization {MEMORY_SHARE}", "--enable-prefix-caching",
     ]  # fmt: skip
     sglang = [
         f"python -m sglang.launch_server --model-path {name}", f"--tp {row['gpus']}",

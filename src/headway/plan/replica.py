@@ -19,11 +19,11 @@ import msgspec
 
 from headway.plan.traffic import Target, Traffic
 from headway.roofline.capacity import Reserve, activation_bytes
+from headway.roofline.deployment import MEMORY_SHARE
 from headway.roofline.queueing import queue_quantile, queue_seconds
 from headway.roofline.shape import kv_bytes
 from headway.roofline.step import StepTime, decode_step, mixed_step, prefill_step
 
-MEMORY_SHARE = 0.92  # of the device's memory that engines are told to use; the rest is the runtime's
 CHUNKS = (8192, 4096, 2048, 1024, 512, 256)
 SATURATED = 60.0  # seconds: a step longer than this is not served
 
