@@ -21,6 +21,27 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 LAGS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 TOKENS = tuple(float(4**power) for power in range(11))  # 1 to 1M
 REASONS = ("stop", "length", "abort", "error")
+VLLM_NAMES = {  # of the series that have one there
+    "requests_running": "num_requests_running",
+    "requests_waiting": "num_requests_waiting",
+    "kv_cache_usage": "kv_cache_usage_perc",
+    "prompt_tokens_total": "prompt_tokens_total",
+    "generation_tokens_total": "generation_tokens_total",
+    "prefix_cache_queries_total": "prefix_cache_queries_total",
+    "prefix_cache_hits_total": "prefix_cache_hits_total",
+    "preemptions_total": "num_preemptions_total",
+    "draft_tokens_total": "spec_decode_num_draft_tokens_total",
+    "accepted_tokens_total": "spec_decode_num_accepted_tokens_total",
+    "requests_finished_total": "request_success_total",
+    "time_to_first_token_seconds": "time_to_first_token_seconds",
+    "inter_token_latency_seconds": "inter_token_latency_seconds",
+    "request_latency_seconds": "e2e_request_latency_seconds",
+    "request_queue_seconds": "request_queue_time_seconds",
+    "request_prefill_seconds": "request_prefill_time_seconds",
+    "request_decode_seconds": "request_decode_time_seconds",
+    "request_prompt_tokens": "request_prompt_tokens",
+    "request_generation_tokens": "request_generation_tokens",
+}
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -60,8 +81,9 @@ class Histogram:
 
 @dataclass
 class _Live:
-    """What is remembered of a request between its events."""
+    """What is remembered of a request between its events. Times in ps; `number`: what steps call it."""
 
+    number: int
     prompt_tokens: int
     shares_prompt: bool
     admitted: int | None = None
@@ -125,9 +147,8 @@ class Metrics:
         self.model = model
         self.totals = Totals()
         self._live: dict[str, _Live] = {}
-        self._numbers: dict[int, str] = {}  # Queued.number -> id
-        self._number_of: dict[str, int] = {}
-        self._ending: dict[int, _Live] = {}  # ended in the step whose StepDone is still to come
+        self._by_number: dict[int, _Live] = {}
+        self._ended: list[int] = []  # in the step whose StepDone, which still names them, is to come
         self._folds: dict[type, Callable[[Any], None]] = {
             events.Queued: self._queued,
             events.Refused: self._refused,
@@ -155,9 +176,8 @@ class Metrics:
 
     def _queued(self, event: events.Queued) -> None:
         self.totals.accepted_requests += 1
-        self._live[event.id] = _Live(event.prompt_tokens, event.parent is not None)
-        self._numbers[event.number] = event.id
-        self._number_of[event.id] = event.number
+        live = _Live(event.number, event.prompt_tokens, event.parent is not None)
+        self._live[event.id] = self._by_number[event.number] = live
 
     def _refused(self, event: events.Refused) -> None:
         self.totals.refused[event.reason] = self.totals.refused.get(event.reason, 0) + 1
@@ -189,9 +209,7 @@ class Metrics:
 
     def _finished(self, event: events.Finished) -> None:
         live = self._live.pop(event.id)
-        number = self._number_of.pop(event.id)
-        del self._numbers[number]
-        self._ending[number] = live
+        self._ended.append(live.number)
         self.totals.finished[event.reason] += 1
         self.totals.e2e.observe(to_seconds(event.lived))
         self.totals.output_lengths.observe(event.generated)
@@ -211,12 +229,13 @@ class Metrics:
             totals.prediction_error_seconds += abs(event.predicted - event.seconds.total)
         for number, emitted in zip(event.rows, event.emitted, strict=True):
             if emitted:
-                self._gaps(number, emitted, event.now)
-        self._ending.clear()
+                self._gaps(self._by_number[number], emitted, event.now)
+        for number in self._ended:
+            del self._by_number[number]
+        self._ended.clear()
 
-    def _gaps(self, number: int, emitted: int, now: int) -> None:
+    def _gaps(self, live: _Live, emitted: int, now: int) -> None:
         """Time between tokens: of a step's tokens all but the first have gap 0, as a client sees it."""
-        live = self._ending.get(number) or self._live[self._numbers[number]]
         if live.last is not None:
             self.totals.itl.observe(to_seconds(now - live.last))
         if emitted > 1:
@@ -241,8 +260,8 @@ class Metrics:
 
     def _lines(self, status: Status, gauges: Mapping[str, float]) -> Iterator[str]:
         label = f'model_name="{_escape(self.model)}"'
-        for name, kind, text, value, alias in self._values(status):
-            for full in (f"headway:{name}", *([f"vllm:{alias}"] if alias else [])):
+        for name, kind, text, value in self._series(status):
+            for full in (f"headway:{name}", *([f"vllm:{VLLM_NAMES[name]}"] if name in VLLM_NAMES else [])):
                 yield from (f"# HELP {full} {text}", f"# TYPE {full} {kind}")
                 if isinstance(value, Histogram):
                     yield from value.lines(full, label)
@@ -255,106 +274,46 @@ class Metrics:
         info = f'{label},block_size="{status.block_size}",num_gpu_blocks="{status.blocks}",num_cpu_blocks="0"'
         yield from ("# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{info}}} 1")
 
-    def _values(self, status: Status) -> Iterator[tuple[str, str, str, Any, str | None]]:
-        """(name, kind, help, value, vLLM's name)."""
+    def _series(self, status: Status) -> Iterator[tuple[str, str, str, Any]]:
+        """(name, kind, help, value)."""
         t = self.totals
         use = status.used / status.blocks if status.blocks else 0.0
         reasons = {f'finished_reason="{reason}"': count for reason, count in t.finished.items()}
         refused = {f'reason="{_escape(reason)}"': count for reason, count in t.refused.items()}
         http = {f'route="{_escape(route)}",status="{status}"': count for (route, status), count in t.http.items()}
         counter, gauge, histogram = "counter", "gauge", "histogram"
-        yield "requests_running", gauge, "Requests that hold cache blocks.", self.running, "num_requests_running"
-        yield "requests_waiting", gauge, "Requests that wait for blocks.", self.waiting, "num_requests_waiting"
-        yield "kv_cache_usage", gauge, "Share of cache blocks owned by requests.", use, "kv_cache_usage_perc"
-        yield "kv_blocks", gauge, "Blocks of the KV cache.", status.blocks, None
-        yield "kv_blocks_used", gauge, "Blocks owned by requests.", status.used, None
-        yield "kv_blocks_cached", gauge, "Free blocks that hold a reusable prefix.", status.cached, None
-        yield (
-            "prompt_tokens_total",
-            counter,
-            "Prompt tokens prefilled, cached ones included.",
-            t.prompt_tokens,
-            "prompt_tokens_total",
-        )
-        yield "generation_tokens_total", counter, "Tokens generated.", t.generation_tokens, "generation_tokens_total"
-        yield (
-            "prefix_cache_queries_total",
-            counter,
-            "Prompt tokens looked up.",
-            t.prefix_queries,
-            "prefix_cache_queries_total",
-        )
-        yield (
-            "prefix_cache_hits_total",
-            counter,
-            "Prompt tokens found in the cache.",
-            t.prefix_hits,
-            "prefix_cache_hits_total",
-        )
-        yield (
-            "preemptions_total",
-            counter,
-            "Requests whose blocks were taken back.",
-            t.preemptions,
-            "num_preemptions_total",
-        )
-        yield "preempted_tokens_total", counter, "Computed tokens lost by preemption.", t.wasted_tokens, None
-        yield "draft_tokens_total", counter, "Draft tokens verified.", t.drafted, "spec_decode_num_draft_tokens_total"
-        yield (
-            "accepted_tokens_total",
-            counter,
-            "Draft tokens accepted.",
-            t.accepted,
-            "spec_decode_num_accepted_tokens_total",
-        )
-        yield "requests_total", counter, "Requests (choices) the engine accepted.", t.accepted_requests, None
-        yield "requests_finished_total", counter, "Requests that ended, by reason.", reasons, "request_success_total"
-        yield "requests_refused_total", counter, "Requests the scheduler refused.", refused, None
-        yield "http_requests_total", counter, "HTTP requests answered.", http, None
-        yield "steps_total", counter, "Engine steps.", t.steps, None
-        yield "step_seconds_total", counter, "Time spent in steps.", t.step_seconds, None
-        yield "step_predicted_steps_total", counter, "Steps the step-time model predicted.", t.predicted_steps, None
-        yield "step_predicted_seconds_total", counter, "Time the model predicted for them.", t.predicted_seconds, None
-        yield (
-            "step_prediction_error_seconds_total",
-            counter,
-            "Sum of absolute errors.",
-            t.prediction_error_seconds,
-            None,
-        )
-        yield (
-            "time_to_first_token_seconds",
-            histogram,
-            "From arrival; queue included.",
-            t.ttft,
-            "time_to_first_token_seconds",
-        )
-        yield (
-            "inter_token_latency_seconds",
-            histogram,
-            "Between tokens of a request.",
-            t.itl,
-            "inter_token_latency_seconds",
-        )
-        yield "request_latency_seconds", histogram, "From arrival to the end.", t.e2e, "e2e_request_latency_seconds"
-        yield "request_queue_seconds", histogram, "From arrival to blocks.", t.queue, "request_queue_time_seconds"
-        yield (
-            "request_prefill_seconds",
-            histogram,
-            "From blocks to first token.",
-            t.prefill,
-            "request_prefill_time_seconds",
-        )
-        yield (
-            "request_decode_seconds",
-            histogram,
-            "From first token to the end.",
-            t.decode,
-            "request_decode_time_seconds",
-        )
-        yield "request_prompt_tokens", histogram, "Prompt length.", t.prompt_lengths, "request_prompt_tokens"
-        yield "request_generation_tokens", histogram, "Output length.", t.output_lengths, "request_generation_tokens"
-        yield "event_loop_lag_seconds", histogram, "How late the API's event loop wakes.", t.lag, None
+        yield "requests_running", gauge, "Requests that hold cache blocks.", self.running
+        yield "requests_waiting", gauge, "Requests that wait for blocks.", self.waiting
+        yield "kv_cache_usage", gauge, "Share of cache blocks owned by requests.", use
+        yield "kv_blocks", gauge, "Blocks of the KV cache.", status.blocks
+        yield "kv_blocks_used", gauge, "Blocks owned by requests.", status.used
+        yield "kv_blocks_cached", gauge, "Free blocks that hold a reusable prefix.", status.cached
+        yield "prompt_tokens_total", counter, "Prompt tokens prefilled, cached ones included.", t.prompt_tokens
+        yield "generation_tokens_total", counter, "Tokens generated.", t.generation_tokens
+        yield "prefix_cache_queries_total", counter, "Prompt tokens looked up.", t.prefix_queries
+        yield "prefix_cache_hits_total", counter, "Prompt tokens found in the cache.", t.prefix_hits
+        yield "preemptions_total", counter, "Requests whose blocks were taken back.", t.preemptions
+        yield "preempted_tokens_total", counter, "Computed tokens lost by preemption.", t.wasted_tokens
+        yield "draft_tokens_total", counter, "Draft tokens verified.", t.drafted
+        yield "accepted_tokens_total", counter, "Draft tokens accepted.", t.accepted
+        yield "requests_total", counter, "Requests (choices) the engine accepted.", t.accepted_requests
+        yield "requests_finished_total", counter, "Requests that ended, by reason.", reasons
+        yield "requests_refused_total", counter, "Requests the scheduler refused.", refused
+        yield "http_requests_total", counter, "HTTP requests answered.", http
+        yield "steps_total", counter, "Engine steps.", t.steps
+        yield "step_seconds_total", counter, "Time spent in steps.", t.step_seconds
+        yield "step_predicted_steps_total", counter, "Steps the step-time model predicted.", t.predicted_steps
+        yield "step_predicted_seconds_total", counter, "Time the model predicted for them.", t.predicted_seconds
+        yield "step_prediction_error_seconds_total", counter, "Sum of absolute errors.", t.prediction_error_seconds
+        yield "time_to_first_token_seconds", histogram, "From arrival; queue included.", t.ttft
+        yield "inter_token_latency_seconds", histogram, "Between tokens of a request.", t.itl
+        yield "request_latency_seconds", histogram, "From arrival to the end.", t.e2e
+        yield "request_queue_seconds", histogram, "From arrival to blocks.", t.queue
+        yield "request_prefill_seconds", histogram, "From blocks to first token.", t.prefill
+        yield "request_decode_seconds", histogram, "From first token to the end.", t.decode
+        yield "request_prompt_tokens", histogram, "Prompt length.", t.prompt_lengths
+        yield "request_generation_tokens", histogram, "Output length.", t.output_lengths
+        yield "event_loop_lag_seconds", histogram, "How late the API's event loop wakes.", t.lag
 
 
 def _number(value: float) -> str:
