@@ -22,6 +22,7 @@ from headway.bench.transport import ExchangeFailed
 from headway.core.errors import BadInput
 from headway.core.event_file import EventFileError, read_events
 from headway.core.events import Admitted, AnyEvent, Finished, FirstToken, Preempted, Queued, StepDone
+from headway.serve.watch import parse
 
 PS_PER_MS = 1_000_000_000
 PARTS = ("queue_ms", "prefill_ms", "decode_ms", "stalled_ms", "beside_prompts_ms")
@@ -143,15 +144,8 @@ def read_log(path: Path) -> tuple[dict[str, ServerSide], str | None]:
 
 def parse_metrics(text: str) -> dict[str, float]:
     """Headway's series of a Prometheus text, labels summed up, buckets left out."""
-    found: dict[str, float] = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition("{")
-        if not name.startswith("headway:") or name.endswith("_bucket"):
-            continue
-        value = rest.rpartition(" ")[2]
-        key = name.removeprefix("headway:")
-        found[key] = found.get(key, 0.0) + float(value)
-    return found
+    values = parse(text, at=0.0).values
+    return {name.removeprefix("headway:"): value for name, value in values.items() if name.startswith("headway:")}
 
 
 async def scrape(client: Client) -> dict[str, float] | None:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 _SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
-_LE = re.compile(r'le="([^"]+)"')
+_LE = re.compile(r'\ble="([^"]+)"')
 _MODEL = re.compile(r'model_name="([^"]*)"')
 
 
@@ -58,7 +58,7 @@ class View:
         output_rate, prompt_rate: tokens per second.
         ttft, itl: (p50, p90, p99) in seconds, upper ends of the histogram's buckets; NaN if nothing was observed.
         hit_share: of prompt tokens, from the prefix cache; NaN if none were looked up.
-        totals: requests finished since the server's start, by the second scrape.
+        finished: requests since the server's start, by the second scrape.
     """
 
     model: str
