@@ -1,7 +1,7 @@
 """OpenAI's request bodies as typed structs, and what of them becomes `SamplingParams`.
 
-Every field is honoured, refused with its name, or listed in `IGNORED`; a field this file does not know is refused.
-`null` means "not given" everywhere.
+Every field is honoured, refused with its name, or declared as without effect; a field this file does not know is
+refused. `null` means "not given" everywhere.
 """
 
 from __future__ import annotations
@@ -21,12 +21,6 @@ MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_IDS = 256
 
-# Accepted and without effect, because official clients or gateways send them and they do not change the answer's text:
-# who asks, how OpenAI would bill, cache or store it, and hints for speed.
-IGNORED = (
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "prompt_cache_options", "prediction", "parallel_tool_calls",
-)  # fmt: skip
 # Known, would change the answer, not built: refused unless null or one of these values that ask for nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
@@ -76,6 +70,8 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
 
+    # Accepted and without effect, because official clients or gateways send them and they do not change the answer's
+    # text: who asks, how OpenAI would bill, cache or store it, and hints for speed.
     user: Any = None
     metadata: Any = None
     store: Any = None
