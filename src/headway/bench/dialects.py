@@ -12,6 +12,8 @@ import msgspec
 from headway.bench.records import Chunk, Failure, FailureKind, Kind, RequestRecord
 from headway.core.errors import BadInput
 
+WITH_USAGE = {"stream_options": {"include_usage": True}}
+
 
 class _CachedDetails(msgspec.Struct):
     cached_tokens: int | None = None
@@ -73,8 +75,8 @@ class Dialect(Protocol):
         ...
 
 
-def _text_size(text: str | None) -> int:
-    return len(text.encode(errors="replace")) if text else 0
+def _body(model: str, max_tokens: int, **prompt: Any) -> dict[str, Any]:
+    return {"model": model, **prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
 
 
 class _OpenAI:
@@ -94,9 +96,8 @@ class _OpenAI:
         record.server_id = record.server_id or message.id
         if message.choices:
             tokens = self._new_tokens(message.usage, record)
-            for kind, size in self._parts(message.choices[0]):
+            for kind in self._kinds(message.choices[0]):
                 record.chunks.append(Chunk(at, kind, event, tokens))
-                record.text_bytes += size
                 tokens = 0
             record.finish_reason = message.choices[0].finish_reason or record.finish_reason
         if message.usage is not None:
@@ -113,17 +114,15 @@ class _OpenAI:
         return max(0, usage.completion_tokens - (record.output_tokens or 0))
 
     @staticmethod
-    def _parts(choice: _Choice) -> list[tuple[Kind, int]]:
+    def _kinds(choice: _Choice) -> list[Kind]:
         delta = choice.delta or _Delta(content=choice.text)
-        found = []
-        if reasoning := delta.reasoning_content or delta.reasoning:
-            found.append((Kind.REASONING, _text_size(reasoning)))
-        if content := delta.content or delta.refusal:
-            found.append((Kind.CONTENT, _text_size(content)))
-        if delta.tool_calls:
-            functions = [call.function for call in delta.tool_calls if call.function]
-            found.append((Kind.TOOL, sum(_text_size(f.name) + _text_size(f.arguments) for f in functions)))
-        return found or [(Kind.FINISH if choice.finish_reason else Kind.ROLE, 0)]
+        carried = {
+            Kind.REASONING: delta.reasoning_content or delta.reasoning,
+            Kind.CONTENT: delta.content or delta.refusal,
+            Kind.TOOL: delta.tool_calls,
+        }
+        kinds = [kind for kind, something in carried.items() if something]
+        return kinds or [Kind.FINISH if choice.finish_reason else Kind.ROLE]
 
     @staticmethod
     def _take_usage(usage: _Usage, record: RequestRecord) -> None:
@@ -142,14 +141,7 @@ class OpenAIChat(_OpenAI):
     path = "/chat/completions"
 
     def body(self, prompt: str, model: str, max_tokens: int) -> dict[str, Any]:
-        return {
-            "model": model,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        return _body(model, max_tokens, messages=[{"role": "user", "content": prompt}]) | WITH_USAGE
 
 
 class OpenAICompletions(_OpenAI):
@@ -157,14 +149,7 @@ class OpenAICompletions(_OpenAI):
     path = "/completions"
 
     def body(self, prompt: str, model: str, max_tokens: int) -> dict[str, Any]:
-        return {
-            "model": model,
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        return _body(model, max_tokens, prompt=prompt) | WITH_USAGE
 
 
 class _AnthropicUsage(msgspec.Struct):
@@ -202,13 +187,7 @@ class AnthropicMessages:
         self._decoder = msgspec.json.Decoder(_AnthropicEvent)
 
     def body(self, prompt: str, model: str, max_tokens: int) -> dict[str, Any]:
-        return {
-            "model": model,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": True,
-        }
+        return _body(model, max_tokens, messages=[{"role": "user", "content": prompt}])
 
     def interpret(self, data: bytes, at: int, event: int, record: RequestRecord) -> Failure | None:
         try:
@@ -242,7 +221,6 @@ class AnthropicMessages:
         for kind, text in parts:
             if text:
                 record.chunks.append(Chunk(at, kind, event))
-                record.text_bytes += _text_size(text)
 
     @staticmethod
     def _take_usage(usage: _AnthropicUsage | None, record: RequestRecord) -> None:

@@ -78,7 +78,6 @@ class RequestRecord(msgspec.Struct, kw_only=True):
         prompt_wanted: prompt tokens the workload asked for; 0 = no target.
         max_tokens: limit that was sent.
         prompt_tokens, output_tokens, reasoning_tokens, cached_tokens: the endpoint's usage; None = not told.
-        text_bytes: UTF-8 bytes of text and tool arguments received.
         reused: it travelled on a connection that was already open.
         server_id: the endpoint's id of the answer.
         warmup: excluded from every metric.
@@ -96,7 +95,6 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     output_tokens: int | None = None
     reasoning_tokens: int | None = None
     cached_tokens: int | None = None
-    text_bytes: int = 0
     finish_reason: str | None = None
     server_id: str | None = None
     status: int | None = None
