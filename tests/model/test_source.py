@@ -153,3 +153,9 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert cache_folder() == tmp_path / "headway"
     monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own"
+
+
+def test_without_a_home_folder_the_cache_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_CACHE", "~nobody-of-this-name/cache")
+    with pytest.raises(BadInput, match="no home folder; HEADWAY_CACHE names"):
+        cache_folder()

@@ -65,6 +65,8 @@ class Reject(Enum):
 class Rejected(HeadwayError):
     """The scheduler refused a request at once, because it could never be served (or not now: QUEUE_FULL)."""
 
+    exit_code = 2
+
     def __init__(self, reason: Reject, message: str) -> None:
         super().__init__(message)
         self.reason = reason

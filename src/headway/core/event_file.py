@@ -12,6 +12,7 @@ Bytes are base64. What was drained before a step lies between the "step" line be
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -58,23 +59,39 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
 
 
 class EventWriter:
-    """Writes events to a file; subscribe it to an `EventLog`. Flushed after every step. A context manager."""
+    """Writes events to a file; subscribe it to an `EventLog`. Flushed after every step. A context manager.
+
+    Raises:
+        EventFileError: the file cannot be written, at any time.
+    """
 
     def __init__(self, path: Path, header: Header) -> None:
         self._encoder = msgspec.json.Encoder()
-        self._file = open(path, "wb")  # noqa: SIM115  closed by `close`
+        self._path = path
+        with self._told():
+            self._file = open(path, "wb")  # noqa: SIM115  closed by `close`
         self._write(header)
 
     def __call__(self, event: AnyEvent) -> None:
         self._write(event)
         if isinstance(event, StepDone):
-            self._file.flush()
+            with self._told():
+                self._file.flush()
 
     def _write(self, line: Header | AnyEvent) -> None:
-        self._file.write(self._encoder.encode(line) + b"\n")
+        with self._told():
+            self._file.write(self._encoder.encode(line) + b"\n")
 
     def close(self) -> None:
-        self._file.close()
+        with self._told():
+            self._file.close()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise EventFileError(f"{self._path}: the event log cannot be written: {error.strerror or error}") from None
 
     def __enter__(self) -> EventWriter:
         return self

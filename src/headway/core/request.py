@@ -35,7 +35,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         stop_token_ids: ids that end the text; kept in the ids, not in the text.
         logit_bias: (token id, bias) pairs added to the logits.
         presence_penalty, frequency_penalty: subtracted from logits of generated tokens, in [-2, 2].
-        repetition_penalty: divides (positive) or multiplies (negative) logits of tokens seen in prompt or output.
+        repetition_penalty: divides (positive) or multiplies (negative) logits of tokens seen in prompt or output, in
+            [0.01, 100].
         logprobs: number of likeliest alternatives to report per generated token (0 = only the chosen one);
             None = off. Always of the raw model distribution.
         prompt_logprobs: the same for prompt tokens.
@@ -79,19 +80,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.seed is not None:
             _integer("seed", self.seed, -MAX_SEED, MAX_SEED)
         _stops(self.stop)
+        _list("stop_token_ids", self.stop_token_ids, "token ids")
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, None)
-        for token, bias in self.logit_bias:
-            _integer("logit_bias", token, 0, None)
-            _number("logit_bias", bias, -100.0, 100.0)
+        _list("logit_bias", self.logit_bias, "(token id, bias) pairs")
+        for pair in self.logit_bias:
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+                raise BadInput("logit_bias", f"{pair!r} is not a (token id, bias) pair")
+            _integer("logit_bias", pair[0], 0, None)
+            _number("logit_bias", pair[1], -100.0, 100.0)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
                 _integer(name, value, 0, MAX_LOGPROBS)
         _integer("n", self.n, 1, MAX_CHOICES)
+        if not isinstance(self.ignore_eos, bool):
+            raise BadInput("ignore_eos", f"{self.ignore_eos!r} is neither True nor False")
         for name in ("grammar", "thinking_budget"):
             if getattr(self, name) is not None:
                 raise BadInput(name, "not supported by this version; leave it out")
@@ -114,8 +121,13 @@ def _number(field: str, value: float, low: float, high: float, open_low: bool = 
         raise BadInput(field, f"{value!r} is not {accepted}")
 
 
+def _list(field: str, value: Sequence[object], holds: str) -> None:
+    if not isinstance(value, (list, tuple)):
+        raise BadInput(field, f"{value!r} is not a list of {holds}")
+
+
 def _stops(stops: Sequence[str]) -> None:
-    if isinstance(stops, str) or len(stops) > MAX_STOP_STRINGS:
+    if not isinstance(stops, (list, tuple)) or len(stops) > MAX_STOP_STRINGS:
         raise BadInput("stop", f"give a list of at most {MAX_STOP_STRINGS} strings")
     for stop in stops:
         if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_CHARS:

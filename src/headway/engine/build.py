@@ -87,9 +87,8 @@ class Engine:
         """Token ids of a plain text (with the model's start token, if it has one); ids are passed through."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
-            raise BadInput("prompt", f"{type(prompt).__name__} is neither a text nor a list of token ids")
-        if not all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+        listed = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
+        if not listed or not all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
             raise BadInput("prompt", "give a text, or a list of token ids")
         return list(prompt)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headway.core.errors import BadInput
 from headway.engine.build import make_backend
 from headway.engine.machine import free_memory, isa, usable_cores
 from headway.engine.memory import GIB
@@ -68,12 +69,19 @@ class Checkup(msgspec.Struct, frozen=True):
 
 
 def checkup(model: str | None, context: int, threads: int | None, backend: str) -> Checkup:
-    """Measure the machine, load the model, and predict."""
+    """Measure the machine, load the model, and predict.
+
+    Raises:
+        BadInput: an argument is out of range.
+    """
+    for flag, value in (("--context", context), ("--threads", threads)):
+        if value is not None and value < 1:
+            raise BadInput(flag, f"{value} is not an integer >= 1")
     cores = threads or usable_cores()
     free = free_memory()
-    profile = measure_machine(cores)
     device = make_backend(backend, cores)
-    loaded = load(model or DEFAULT_MODEL, device)
+    loaded = load(DEFAULT_MODEL if model is None else model, device)
+    profile = measure_machine(cores)
     time = step_time(loaded.shape, profile, device.math)
     decode = []
     for batch in BATCHES:

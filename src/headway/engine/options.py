@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from headway.core.errors import BadInput
 
 POLICIES = ("chunked", "prefill-first", "static")
 BACKENDS = ("auto", "native", "reference")
+COUNTS = (
+    "threads", "max_model_len", "max_rows", "max_step_tokens", "block_size", "max_queued", "max_queued_tokens",
+)  # fmt: skip
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,13 +52,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("threads", "max_model_len", "max_rows", "max_step_tokens", "block_size", "max_queued"):
+        for name in COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise BadInput(_flag(name), f"{value} is not an integer >= 1")
         for name in ("kv_cache_gib", "step_ms"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not 0 < value < math.inf:
                 raise BadInput(_flag(name), f"{value} is not a number above 0")
         for name, accepted in (("policy", POLICIES), ("backend", BACKENDS)):
             if getattr(self, name) not in accepted:

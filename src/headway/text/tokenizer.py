@@ -58,8 +58,13 @@ class Tokenizer:
             allow_special: read "<|im_end|>" and the like as control tokens; off for text that must stay plain text.
 
         Raises:
-            BadInput: the text names a control token of the tokenizer that the model has no embedding for.
+            BadInput: the text names a control token of the tokenizer that the model has no embedding for, or is not
+                Unicode: half of a surrogate pair, which is how Python holds bytes that it cannot read.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise BadInput("prompt", "holds half of a surrogate pair; it must be text that UTF-8 can write") from None
         tokenizer = self._tokenizer if allow_special else self._literal
         # The batch call, unlike `encode`, lets other Python threads run meanwhile; "fast" leaves out offsets.
         ids = tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
