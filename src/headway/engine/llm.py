@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
-from headway.core.errors import BadInput, HeadwayError, refusal
+from headway.core.errors import BadInput, EngineDead, HeadwayError, Reject, Rejected, refusal
 from headway.core.request import SamplingParams
 from headway.engine.build import Progress, build_engine
+from headway.engine.interrupt import uninterrupted
+from headway.engine.loop import EngineLoop
 from headway.engine.messages import Cancel, Delta, Refused, Submit
 from headway.engine.options import EngineOptions
 from headway.engine.results import Choice, Completion
@@ -24,6 +29,7 @@ Key = TypeVar("Key")
 
 class LLM:
     """A loaded model. Safe to call from several threads: they take turns at the engine, and their requests share steps.
+    A request that nobody holds any more (its Stream or iterator is gone) is cancelled.
 
         llm = LLM("model.gguf", max_model_len=4096)
         llm.generate(["Once upon a time", "The capital of France is"], SamplingParams(max_tokens=16))
@@ -35,15 +41,19 @@ class LLM:
         options: any field of `EngineOptions`.
     """
 
-    def __init__(self, model: str | None = None, *, progress: Progress | None = None, **options: Any) -> None:
+    def __init__(
+        self, model: str | os.PathLike[str] | None = None, *, progress: Progress | None = None, **options: Any
+    ) -> None:
+        source = os.fspath(model) if isinstance(model, os.PathLike) else model
         try:
-            self.options = msgspec.convert({"model": model, **options}, EngineOptions)
+            self.options = msgspec.convert({"model": source, **options}, EngineOptions)
         except msgspec.ValidationError as error:
             raise BadInput("LLM", str(error)) from None
         self.engine = build_engine(self.options, progress)
         self._ids = itertools.count()
         self._lock = threading.Lock()
-        self._live: dict[str, Completion] = {}
+        self._live: WeakValueDictionary[str, Completion] = WeakValueDictionary()  # unfinished ones, while held
+        self._ended = ""  # why there is no engine any more
 
     def __enter__(self) -> LLM:
         return self
@@ -52,8 +62,10 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Give back cache, threads and files."""
-        self.engine.close()
+        """Give back cache, threads and files. Idempotent; requests afterwards raise EngineDead."""
+        with self._lock:
+            self._ended = self._ended or "this LLM is closed"
+            self.engine.close()
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -90,61 +102,100 @@ class LLM:
     ) -> Iterator[tuple[Key, Completion | HeadwayError]]:
         """Work through (key, prompt or messages, params), yielding (key, result) as each is done.
 
-        Any number of requests: at most `in_flight` (default: two full batches) are live at once. One that is refused
-        yields its error; the others go on.
+        Any number of requests: at most `in_flight` (default: two full batches) are live at once, fewer while the
+        engine's queue is full. One that is refused yields its error; the others go on.
         """
-        waiting = iter(requests)
         room = in_flight or 2 * self.options.max_rows
         live: dict[str, tuple[Key, Completion]] = {}
+        for key, prompt, params in requests:
+            try:
+                tokens = self._tokens(prompt)
+            except BadInput as error:
+                yield key, error
+                continue
+            while len(live) >= room or (result := self._offer(tokens, params)) is None:
+                yield from self._finished(live)
+            if isinstance(result, Completion):
+                live[result.id] = key, result
+            else:
+                yield key, result
+        while live:
+            yield from self._finished(live)
+
+    def _offer(self, tokens: list[int], params: SamplingParams) -> Completion | HeadwayError | None:
+        """Submit, or say why not; None if the queue is full just now."""
         try:
-            while True:
-                for key, prompt, params in itertools.islice(waiting, room - len(live)):
-                    try:
-                        completion = self._submit(self._tokens(prompt), params)
-                        live[completion.id] = (key, completion)
-                    except HeadwayError as error:
-                        yield key, error
-                if not live:
-                    return
-                self.turn()
-                for id, (key, completion) in list(live.items()):
-                    if completion.done:
-                        del live[id]
-                        self.forget([completion])
-                        yield key, completion
-        finally:
-            self.forget([completion for _, completion in live.values()])
+            return self._submit(tokens, params)
+        except (BadInput, Rejected) as error:
+            full = isinstance(error, Rejected) and error.reason is Reject.QUEUE_FULL
+            return None if full and params.n <= self.options.max_queued else error
+
+    def _finished(self, live: dict[str, tuple[Key, Completion]]) -> Iterator[tuple[Key, Completion]]:
+        """Take a turn, and take out of `live` what is done."""
+        self.turn()
+        for id, (key, completion) in list(live.items()):
+            if completion.done:
+                del live[id]
+                yield key, completion
 
     def _tokens(self, prompt: Prompt | Sequence[Message]) -> list[int]:
-        if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], dict):
-            return self.engine.encode_chat(prompt)  # type: ignore[arg-type]
+        if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict):
+            return self.engine.encode_chat(prompt)
         return self.engine.encode(prompt)  # type: ignore[arg-type]
 
+    @contextmanager
+    def _engine(self) -> Iterator[EngineLoop]:
+        """The engine loop, for this thread alone, whose Ctrl-C waits: between a plan and its commit there is no way
+        out. Whatever is raised here all the same leaves the loop in an unknown state, so it ends the engine."""
+        with self._lock, uninterrupted():
+            if self._ended:
+                raise EngineDead(self._ended)
+            try:
+                yield self.engine.loop
+            except HeadwayError as error:
+                self._ended = str(error)
+                raise
+            except BaseException as error:
+                self._ended = f"the engine broke: {type(error).__name__}: {error}"
+                raise EngineDead(self._ended) from error
+
     def _submit(self, tokens: list[int], params: SamplingParams) -> Completion:
-        with self._lock:
+        if not isinstance(params, SamplingParams):
+            raise BadInput("params", f"{type(params).__name__} is not SamplingParams")
+        with self._engine() as loop:
             id = f"llm-{next(self._ids)}"
-            arrival = self.engine.loop.clock.now()
+            arrival = loop.clock.now()
             completion = Completion(id, len(tokens), arrival, [Choice(index) for index in range(params.n)])
-            refused = self.engine.loop.submit(Submit(id=id, tokens=tuple(tokens), params=params, arrival=arrival))
-            if isinstance(refused, Refused):
-                raise refusal(refused.code, refused.message)
-            self._live[id] = completion
-            return completion
+            refused = loop.submit(Submit(id=id, tokens=tuple(tokens), params=params, arrival=arrival))
+            if refused is None:
+                self._live[id] = completion
+        if isinstance(refused, Refused):
+            raise refusal(refused.code, refused.message)
+        return completion
 
     def turn(self) -> None:
-        """One step of the engine, for all live requests."""
-        with self._lock:
-            for delta in self.engine.loop.turn():
-                if delta.id in self._live:
-                    self._live[delta.id].add(delta)
+        """One step of the engine, for all live requests.
 
-    def forget(self, completions: list[Completion]) -> None:
-        """Stop following requests; the unfinished ones are cancelled."""
-        with self._lock:
-            for completion in completions:
-                del self._live[completion.id]
-                if not completion.done:
-                    self.engine.loop.cancel(Cancel(completion.id))
+        Raises:
+            EngineDead: it broke, or this LLM is closed.
+        """
+        with self._engine() as loop:
+            for delta in loop.turn():
+                completion = self._live.get(delta.id)
+                if completion is None:  # nobody holds it
+                    loop.cancel(Cancel(delta.id))
+                    continue
+                completion.add(delta)
+                if completion.done:
+                    del self._live[delta.id]
+
+    def cancel(self, completion: Completion) -> None:
+        """End a request where it is; its unfinished choices are aborted. Idempotent."""
+        if not self._ended:
+            with self._engine() as loop:
+                loop.cancel(Cancel(completion.id))
+                self._live.pop(completion.id, None)
+        completion.abort()
 
 
 class Stream(Iterator[Delta]):
@@ -157,31 +208,25 @@ class Stream(Iterator[Delta]):
     def __init__(self, llm: LLM, completion: Completion) -> None:
         self._llm = llm
         self._ready: deque[Delta] = deque()
-        self._open = True
         self.completion = completion
         completion.listener = self._ready.append
 
     def __next__(self) -> Delta:
-        while not self._ready and self._open and not self.completion.done:
+        while not self._ready and not self.completion.done:
             self._llm.turn()
         if self._ready:
             return self._ready.popleft()
-        self.close()
         raise StopIteration
 
     def close(self) -> None:
         """Stop; idempotent."""
-        if self._open:
-            self._open = False
-            self._llm.forget([self.completion])
+        if not self.completion.done:
+            self._llm.cancel(self.completion)
 
     def __enter__(self) -> Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
         self.close()
 
 
@@ -192,10 +237,15 @@ def _completed(result: Completion | HeadwayError) -> Completion:
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if not isinstance(prompts, Sequence):
+        raise BadInput("prompts", "give a text, a list of token ids, or a list of those")
+    one = isinstance(prompts, str) or (prompts and isinstance(prompts[0], int))
+    return [prompts] if one else list(prompts)  # type: ignore[list-item, arg-type]
 
 
 def _messages(messages: str | Sequence[Message]) -> list[Message]:
-    return [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    if not isinstance(messages, (list, tuple)):
+        raise BadInput("messages", 'give a text, or a list of {"role", "content"}')
+    return list(messages)

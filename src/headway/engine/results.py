@@ -74,6 +74,11 @@ class Completion:
     def done(self) -> bool:
         return all(choice.finish for choice in self.choices)
 
+    def abort(self) -> None:
+        """Nothing more comes: choices that did not finish are aborted."""
+        for choice in self.choices:
+            choice.finish = choice.finish or Finish("abort")
+
     def add(self, delta: Delta) -> None:
         choice = self.choices[delta.choice]
         choice.tokens += delta.tokens
