@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,36 @@ def test_memory_respects_the_container(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
     assert free_memory(tmp_path, meminfo) == 600_000
+
+
+def test_file_cache_that_nobody_uses_is_free(tmp_path: Path) -> None:
+    for name, value in {"max": "1000000", "current": "900000", "stat": "anon 100000\ninactive_file 700000"}.items():
+        (tmp_path / f"memory.{name}").write_text(value)
+    assert free_memory(tmp_path) == 800_000
+
+
+@pytest.mark.parametrize("limited", ["slice", "slice/job", "memory/slice", "memory/slice/job"])
+def test_a_limit_on_any_group_around_the_process_binds_it(tmp_path: Path, limited: str) -> None:
+    v1 = limited.startswith("memory/")
+    own = tmp_path / "own"
+    own.write_text("4:memory:/slice/job\n3:cpu,cpuacct:/other\n" if v1 else "0::/slice/job\n")
+    folder = tmp_path / "cgroup" / limited
+    folder.mkdir(parents=True)
+    (folder / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text("5000000")
+    (folder / ("memory.usage_in_bytes" if v1 else "memory.current")).write_text("1000000")
+    assert free_memory(tmp_path / "cgroup", own=own) == 4_000_000
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs to know its address space")
+def test_memory_respects_ulimit() -> None:
+    code = "import resource as r; r.setrlimit(r.RLIMIT_AS, (1 << 30, 1 << 30));"
+    code += "from headway.engine.machine import free_memory; print(free_memory())"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert 0 < int(shown.stdout) < 1 << 30
+
+
+def test_what_does_not_fit_says_where_the_memory_went() -> None:
+    with pytest.raises(
+        BadInput, match=r"at most 0.75 GiB are left for it of 3.00 GiB free, after weights of 1.00,"
+    ):
+        plan(free=3 * GIB, kv_cache_gib=1.0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import resource
 import subprocess
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 from headway.core.clock import WallClock
 
 CGROUP = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def wall_clock() -> WallClock:
@@ -18,26 +21,53 @@ def wall_clock() -> WallClock:
     return WallClock(time.perf_counter_ns)
 
 
-def usable_cores(cgroup: Path = CGROUP) -> int:
-    """Cores this process may use: CPU affinity, cut by the cgroup's quota; at least 1."""
+def usable_cores(cgroup: Path = CGROUP, own: Path = OWN_GROUPS) -> int:
+    """Cores this process may use: CPU affinity, cut by the quotas of its cgroups; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _words(cgroup / "cpu.max")  # v2: "max 100000" or "150000 100000"
-    if len(quota) == 2 and quota[0].isdigit():
-        cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
+    for group in _groups(cgroup, "cpu", own):
+        v1 = [word for name in ("quota", "period") for word in _words(group / f"cpu.cfs_{name}_us")]  # "-1" = none
+        quota = _words(group / "cpu.max") or v1  # v2: "max 100000" or "150000 100000"
+        if len(quota) == 2 and quota[0].isdigit():
+            cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
     return cores
 
 
-def free_memory(cgroup: Path = CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Bytes that can be taken without swapping: what the system calls available, cut by the cgroup's limit."""
-    free = _available(meminfo)
-    for limit_file, used_file in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        limit, used = _words(cgroup / limit_file), _words(cgroup / used_file)
+def free_memory(cgroup: Path = CGROUP, meminfo: Path = Path("/proc/meminfo"), own: Path = OWN_GROUPS) -> int:
+    """Bytes that can be taken without swapping: what the system calls available, cut by the limits of this process's
+    cgroups, where file cache that nobody uses is free, and by its `ulimit -v`."""
+    free = int(min(_available(meminfo), _address_space()))
+    for group in _groups(cgroup, "memory", own):
+        limit, used = (
+            _words(group / v2) or _words(group / v1)
+            for v2, v1 in (("memory.max", "memory.limit_in_bytes"), ("memory.current", "memory.usage_in_bytes"))
+        )
         if limit and used and limit[0].isdigit():
-            free = min(free, max(0, int(limit[0]) - int(used[0])))
+            stat = _words(group / "memory.stat")  # name, value, name, value ...
+            known = dict(zip(stat[::2], stat[1::2], strict=False))
+            cache = known.get("total_inactive_file") or known.get("inactive_file") or "0"  # v1's, its subgroups too; v2
+            free = min(free, max(0, int(limit[0]) - int(used[0]) + int(cache)))
     return free
+
+
+def _groups(cgroup: Path, controller: str, own: Path) -> list[Path]:
+    """Folders of the cgroups this process is in: one tree for all (v2), or one per controller (v1). A limit anywhere
+    between its own group and the root binds it."""
+    found = {cgroup, cgroup / controller}  # in a container the own group is often mounted as the root
+    for line in _text(own).splitlines():  # "0::/path" (v2), "4:cpu,cpuacct:/path" (v1)
+        controllers, path = line.split(":", 2)[1:]
+        if not controllers or controller in controllers.split(","):
+            folder = (cgroup / controller if controllers else cgroup) / path.lstrip("/")
+            found |= {folder, *(parent for parent in folder.parents if cgroup in parent.parents)}
+    return list(found)
+
+
+def _address_space() -> float:
+    """Bytes left under `ulimit -v`; infinite without one."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    taken = _words(Path("/proc/self/statm"))
+    if limit == resource.RLIM_INFINITY or not taken:
+        return math.inf
+    return max(0, limit - int(taken[0]) * resource.getpagesize())
 
 
 def _available(meminfo: Path) -> int:
@@ -50,10 +80,14 @@ def _available(meminfo: Path) -> int:
 
 
 def _words(path: Path) -> list[str]:
+    return _text(path).split()
+
+
+def _text(path: Path) -> str:
     try:
-        return path.read_text().split()
+        return path.read_text()
     except OSError:  # no such cgroup file: no limit
-        return []
+        return ""
 
 
 def isa() -> list[str]:

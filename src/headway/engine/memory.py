@@ -69,20 +69,19 @@ def plan_memory(
     per_block = sum(block_bytes(group, block_size) for group in groups)
     left = free - weights - activations - RESERVE
     full_row = -(-max_len // block_size) + 1
+    spent = (
+        f"at most {max(left, 0) / GIB:.2f} GiB are left for it of {free / GIB:.2f} GiB free, after weights of "
+        f"{weights / GIB:.2f}, {activations / GIB:.2f} for a step's activations and {RESERVE / GIB:.2f} in reserve"
+    )
     if kv_cache_gib is None:
         blocks = min(max_rows * full_row, int(left // 4 // per_block))
     else:
+        if kv_cache_gib * GIB > max(left, 0):
+            raise BadInput("--kv-cache-gib", f"{kv_cache_gib:g} does not fit: {spent}")
         blocks = int(kv_cache_gib * GIB // per_block)
-        if blocks * per_block > left:
-            most = max(0.0, left / GIB)
-            raise BadInput(
-                "--kv-cache-gib", f"{kv_cache_gib:g} does not fit; at most {most:.2f} GiB are left for the cache"
-            )
     if blocks < 2:
         need = 2 * per_block / GIB
-        raise BadInput(
-            "--kv-cache-gib", f"the cache needs at least {need:.3g} GiB (two blocks), {max(0, left) / GIB:.2f} are left"
-        )
+        raise BadInput("--kv-cache-gib", f"the cache needs at least {need:.3g} GiB (two blocks): {spent}")
     return MemoryPlan(
         free=free,
         weights=weights,
