@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import sys
 
 # verb -> (module in headway.cli, one line of help). A module has `app`, a typer app.
@@ -22,18 +24,21 @@ VERBS = {
 def main(argv: list[str] | None = None) -> None:
     """Run one verb. A user's mistake is one sentence on stderr and exit code 2; never a traceback."""
     args = sys.argv[1:] if argv is None else argv
-    if not args or args[0] in ("-h", "--help"):
-        print(usage())
-        sys.exit(0 if args else 2)
-    if args[0] == "--version":
-        from headway import __version__
-
-        print(f"headway {__version__}")
-        return
-    if args[0] not in VERBS:
-        print(f"headway: {args[0]!r} is not a verb; choose from {', '.join(VERBS)}", file=sys.stderr)
-        sys.exit(2)
-    sys.exit(_run(args[0], args[1:]))
+    name = f"headway {args[0]}" if args and args[0] in VERBS else "headway"
+    if sys.stdout is None:  # closed by whoever started this
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  open as long as the program runs
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: what the terminal cannot show is spelled out
+    try:
+        code = _run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read this has read enough
+        code = _muted()
+    except OSError as error:
+        file = f"{error.filename}: " if error.filename else ""
+        print(f"{name}: {file}{error.strerror or error}", file=sys.stderr)
+        code = _muted()
+    sys.exit(code)
 
 
 def usage() -> str:
@@ -42,7 +47,28 @@ def usage() -> str:
     return f"usage: headway VERB [options]      (headway VERB --help for its options)\n\n{verbs}"
 
 
-def _run(verb: str, args: list[str]) -> int:
+def _muted() -> int:
+    """Send what stdout still holds nowhere, for there is no other place for it. -> the exit code"""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _run(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if args else 2
+    if args[0] == "--version":
+        from headway import __version__
+
+        print(f"headway {__version__}")
+        return 0
+    if args[0] not in VERBS:
+        print(f"headway: {args[0]!r} is not a verb; choose from {', '.join(VERBS)}", file=sys.stderr)
+        return 2
+    return _run_verb(args[0], args[1:])
+
+
+def _run_verb(verb: str, args: list[str]) -> int:
     from headway.core.errors import HeadwayError
 
     app = importlib.import_module(f"headway.cli.{verb}").app

@@ -84,6 +84,7 @@ def _remote(client: Client, params: SamplingParams) -> Say:
 
 
 def _converse(say: Say, start: list[Message]) -> None:
+    from rich.markup import escape
     from rich.prompt import Prompt
 
     from headway.cli.terminal import stderr
@@ -104,4 +105,4 @@ def _converse(say: Say, start: list[Message]) -> None:
             try:
                 messages = [*asked, {"role": "assistant", "content": say(asked)}]
             except HeadwayError as error:  # the history outgrew the context, say: keep what was there
-                stderr.print(f"[red]{error}[/red] (/reset starts anew)", soft_wrap=True)
+                stderr.print(f"[red]{escape(str(error))}[/red] (/reset starts anew)", soft_wrap=True)

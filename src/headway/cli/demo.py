@@ -22,12 +22,14 @@ def demo(
     backend: options.Backend = "auto",
 ) -> None:
     """Answer one question with the built-in model, streaming, and print TTFT, TPOT, tokens/s and cache use."""
+    from rich.markup import escape
+
     from headway.cli.terminal import cost_table, load_model, print_pieces, step
     from headway.core.request import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with load_model(None, threads=threads, backend=backend) as llm:
-        step(f"[bold]{question}[/bold]")
+        step(f"[bold]{escape(question)}[/bold]")
         with llm.stream_chat(question, params) as stream:
             print_pieces(delta.text for delta in stream)
         cost_table(llm, stream.completion)

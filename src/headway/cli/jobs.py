@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from headway.engine.llm import LLM
 from headway.engine.results import Completion
 
 JobId = str | int
+LINE_START = b'{"id":'  # of every line of the output, see `encode`
 SAMPLING = frozenset(SamplingParams.__struct_fields__)
 
 
@@ -41,10 +44,10 @@ def open_jobs(input: Path, output: Path, defaults: SamplingParams) -> Jobs:
     """Read and check the whole input, and take out what the output already holds.
 
     Raises:
-        BadInput: a line is not a job, an id comes twice, or a file cannot be read.
+        BadInput: a line is not a job, an id comes twice, or a file cannot be read or written.
     """
     try:
-        lines = input.read_bytes().splitlines()
+        lines = input.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
     except OSError as error:
         raise BadInput("--input", f"{input}: {error.strerror}") from None
     jobs = [_job(line, number, defaults) for number, line in enumerate(lines, 1) if line.strip()]
@@ -53,7 +56,11 @@ def open_jobs(input: Path, output: Path, defaults: SamplingParams) -> Jobs:
         if job.id in seen:
             raise BadInput("--input", f"id {job.id!r} comes twice; ids must be unique (default: the line number)")
         seen.add(job.id)
-    done = _finished(output)
+    try:
+        done = _finished(output)
+        output.open("ab").close()
+    except OSError as error:
+        raise BadInput("--output", f"{output}: {error.strerror}") from None
     return Jobs([job for job in jobs if job.id not in done], len(jobs), output)
 
 
@@ -68,11 +75,13 @@ def _job(line: bytes, number: int, defaults: SamplingParams) -> Job:
     if len(prompts) != 1 or unknown:
         raise BadInput(where, f'needs "prompt" or "messages"; unknown fields: {", ".join(sorted(unknown)) or "none"}')
     id = fields.get("id", number)
-    if not isinstance(id, str | int):
+    if not isinstance(id, str | int) or isinstance(id, bool):
         raise BadInput(where, "id must be a string or an integer")
     prompt = fields[prompts[0]]
-    if not isinstance(prompt, str | list) or (prompts == ["messages"] and isinstance(prompt, str)):
-        raise BadInput(where, '"prompt" is a text or a list of token ids, "messages" a list of messages')
+    if not (prompts == ["prompt"] and isinstance(prompt, str)):
+        kind: type = dict if prompts == ["messages"] else int
+        if not isinstance(prompt, list) or not prompt or not all(isinstance(one, kind) for one in prompt):
+            raise BadInput(where, '"prompt" is a text or a list of token ids, "messages" a list of messages')
     settings = msgspec.to_builtins(defaults) | {name: fields[name] for name in fields.keys() & SAMPLING}
     try:
         return Job(id, prompt, msgspec.convert(settings, SamplingParams))
@@ -82,17 +91,20 @@ def _job(line: bytes, number: int, defaults: SamplingParams) -> Job:
 
 def _finished(output: Path) -> set[JobId]:
     """Ids in the output. A last line without its end (the run was killed while writing) is cut off."""
-    if not output.exists():
+    if not os.path.isfile(output):  # new, or a pipe or device, which keeps nothing
         return set()
     data = output.read_bytes()
     whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        with output.open("r+b") as file:
-            file.truncate(whole)
+    rest = data[whole:]
     try:
-        return {msgspec.json.decode(line)["id"] for line in data[:whole].splitlines() if line.strip()}
+        done = {msgspec.json.decode(line)["id"] for line in data[:whole].splitlines() if line.strip()}
+        if rest[: len(LINE_START)] != LINE_START[: len(rest)]:
+            raise TypeError("not the start of a line of ours")
     except (msgspec.DecodeError, KeyError, TypeError):
         raise BadInput("--output", f"{output} exists and is not the output of an earlier run") from None
+    if rest:
+        os.truncate(output, whole)
+    return done
 
 
 def run(llm: LLM, jobs: Jobs) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
@@ -41,7 +42,7 @@ def load_model(model: str | None, *, quiet: bool = False, **options: Any) -> Ite
             engine = llm.engine
             memory = ", ".join(f"{label} {amount}" for label, amount in engine.memory.lines())
             where = f"{engine.info.name} on the {engine.backend.name} backend, {engine.threads} threads"
-            step(f"[dim]{where}\n{memory}[/dim]")
+            step(f"[dim]{escape(where)}\n{memory}[/dim]")
         yield llm
     finally:
         llm.close()
@@ -53,7 +54,7 @@ def _reporter(bars: Progress) -> Any:
 
     def report(what: str, done: int, total: int | None) -> None:
         if what not in tasks:
-            tasks[what] = bars.add_task(what, total=total)
+            tasks[what] = bars.add_task(escape(what), total=total)
         bars.update(tasks[what], completed=done, total=total)
 
     return report
