@@ -30,14 +30,21 @@ from headway.roofline.step import (
     mixed_step,
     prefill_step,
 )
-from headway.roofline.textbook import Replica, best_degree_continuous, decode, deploy, prefill, share, tensor_parallel
+from headway.roofline.textbook import (
+    Replica,
+    best_degree_continuous,
+    decode,
+    deploy,
+    not_negative,
+    prefill,
+    share,
+    tensor_parallel,
+)
 
 if TYPE_CHECKING:
     from headway.plan.estimates import Calibrated
 
 MODES = ("textbook", "exact", "calibrated")
-
-
 LINK_LATENCY_US = 2.0  # per hop, the third text's illustrative figure
 
 
@@ -80,8 +87,7 @@ class Setup(msgspec.Struct, frozen=True):
             peak=None if self.peak_tflops is None else self.peak_tflops * 1e12,
         )  # fmt: skip
         for field, value in (("--overhead-us", self.overhead_us), ("--skew", self.skew)):
-            if not 0 <= value < float("inf"):
-                raise BadInput(field, f"{value}; accepted: a number from 0")
+            not_negative(field, value)
         check_layout(replica.shape, self.gpus)
         reduce = None
         if self.all_reduce or self.link_latency_us is not None or self.link_gbs is not None:
@@ -90,8 +96,7 @@ class Setup(msgspec.Struct, frozen=True):
 
     def link_seconds(self) -> float:
         latency = LINK_LATENCY_US if self.link_latency_us is None else self.link_latency_us
-        if not 0 <= latency < float("inf"):
-            raise BadInput("--link-latency-us", f"{latency}; accepted: a number from 0")
+        not_negative("--link-latency-us", latency)
         return latency * 1e-6
 
     def link_bandwidth(self, device: Hardware) -> float:
@@ -112,6 +117,12 @@ class Setup(msgspec.Struct, frozen=True):
             device = msgspec.structs.replace(device, peaks={replica.math: replica.pi})
         layout = Layout(self.gpus)
         return StepTime(shape, device, layout, math=replica.math, all_reduce=replica.all_reduce, skew=self.skew)
+
+
+def whole_from(least: int, field: str, value: int) -> None:
+    """Refuse anything below `least`."""
+    if value < least:
+        raise BadInput(field, f"{value}; accepted: a whole number from {least}")
 
 
 def heading(setup: Setup, replica: Replica) -> dict[str, Any]:
@@ -141,9 +152,8 @@ def step(
         notes += [f"abstains, so this is the exact bound: {reason}"] if reason else []
     if chunk and setup.mode == "textbook":
         raise BadInput("--chunk", "textbook mode has no mixed steps; accepted with --mode exact or calibrated")
-    for field, value in (("--chunk", chunk), ("--chunk-start", chunk_start)):
-        if value < 0:
-            raise BadInput(field, f"{value}; accepted: a whole number from 0")
+    whole_from(0, "--chunk", chunk)
+    whole_from(0, "--chunk-start", chunk_start)
     beside = prefill_step(replica.shape, chunk, chunk_start, logits=0) if chunk else None
     cost = _step_cost(setup, replica, batch, context, constants, beside)
     seconds = cost.seconds
@@ -172,12 +182,10 @@ def _step_cost(
     constants: Calibrated | None = None,
     beside: StepShape | None = None,
 ) -> StepCost:
-    if batch < 1:
-        raise BadInput("--batch", f"{batch}; accepted: a whole number from 1")
+    whole_from(1, "--batch", batch)
     if setup.mode == "textbook":
         return decode(replica, batch, context)
-    if context < 0:
-        raise BadInput("--context", f"{context}; accepted: a whole number from 0")
+    whole_from(0, "--context", context)
     model = setup.step_time(replica)
     if constants:
         model = StepTime(
@@ -219,7 +227,7 @@ def prefill_answer(setup: Setup, input_tokens: int, mfu: float, cached: int = 0)
 
 def frontier(setup: Setup, context: int, batches: list[int] | None = None, reserve_gb: float = 0.0) -> dict[str, Any]:
     """Interactivity against throughput (B5)."""
-    check_reserve(reserve_gb)
+    not_negative("--reserve-gb", reserve_gb)
     replica = setup.replica()
     curve = trace_frontier(replica, context, batches, reserve_gb * 1e9)
     return heading(setup, replica) | {
@@ -228,16 +236,10 @@ def frontier(setup: Setup, context: int, batches: list[int] | None = None, reser
     }  # fmt: skip
 
 
-def check_reserve(reserve_gb: float) -> None:
-    if not 0 <= reserve_gb < float("inf"):
-        raise BadInput("--reserve-gb", f"{reserve_gb}; accepted: a number from 0")
-
-
 def capacity(setup: Setup, context: int, tpot_ms: float | None = None, reserve_gb: float = 0.0) -> dict[str, Any]:
     """How many sequences fit, and what limits them (B6)."""
-    check_reserve(reserve_gb)
-    if context < 1:
-        raise BadInput("--context", f"{context}; accepted: a whole number from 1")
+    not_negative("--reserve-gb", reserve_gb)
+    whole_from(1, "--context", context)
     replica = setup.replica(("textbook", "exact"))
     tpot = None if tpot_ms is None else tpot_ms * 1e-3
     if setup.mode == "textbook":
@@ -347,10 +349,8 @@ def cost_table(setup: Setup, batches: list[int], pricing: Pricing) -> dict[str, 
 
 def ratio(setup: Setup, batch: int, context: int, mfu: float = 0.5) -> dict[str, Any]:
     """Output over input price (B9)."""
-    if batch < 1:
-        raise BadInput("--batch", f"{batch}; accepted: a whole number from 1")
-    if context < 0:
-        raise BadInput("--context", f"{context}; accepted: a whole number from 0")
+    whole_from(1, "--batch", batch)
+    whole_from(0, "--context", context)
     replica = setup.replica()
     if replica.pi == float("inf"):
         raise BadInput("--peak-tflops", f"no peak is catalogued for {replica.hardware.name}; give its TFLOP/s")
@@ -367,12 +367,10 @@ def levers(
 ) -> dict[str, Any]:
     """Every lever on this deployment: which term, by how much (B11)."""
     for field, value in (("--batch", batch), ("--input-tokens", input_tokens), ("--output-tokens", output_tokens)):
-        if value < 1:
-            raise BadInput(field, f"{value}; accepted: a whole number from 1")
+        whole_from(1, field, value)
     if not 0 <= cache_hit <= 1:
         raise BadInput("--cache-hit", f"{cache_hit}; accepted: from 0 to 1")
-    if not 0 <= draft.cost < float("inf"):
-        raise BadInput("--draft-cost", f"{draft.cost}; accepted: a number from 0")
+    not_negative("--draft-cost", draft.cost)
     if any(not value >= 1 for value in draft.curve):
         raise BadInput("--acceptance-curve", f"{min(draft.curve)}; accepted: tokens per step from 1")
     replica = setup.replica()

@@ -128,7 +128,7 @@ def cache_seconds(d: Replica, context: float) -> float:
 def decode(d: Replica, batch: float, context: float) -> StepCost:
     """One decode step of `batch` sequences at mean context `context` (B2, B3, B7)."""
     _positive("--batch", batch)
-    _not_negative("--context", context)
+    not_negative("--context", context)
     terms = {
         "weights": streamed_weights(d, batch) / d.beta,
         "kv": batch * cache_seconds(d, context),
@@ -215,7 +215,8 @@ def _positive(field: str, value: float) -> None:
         raise BadInput(field, f"{value}; accepted: a number above 0")
 
 
-def _not_negative(field: str, value: float) -> None:
+def not_negative(field: str, value: float) -> None:
+    """Refuse anything but a finite number from 0."""
     if not value >= 0 or value == float("inf"):
         raise BadInput(field, f"{value}; accepted: a number from 0")
 
