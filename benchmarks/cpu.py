@@ -164,7 +164,7 @@ class LlamaCpp:
         import llama_cpp
 
         self.api = llama_cpp
-        llama_cpp.llama_log_set(llama_cpp.llama_log_callback(lambda *_: None), None)
+        llama_cpp.llama_backend_init()
         model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = ROWS * (CONTEXT + STEPS + 32) + LONG + 512 + STEPS
@@ -231,7 +231,8 @@ class Engine:
 
     def __init__(self, name: str, path: Path, key: str, threads: int) -> None:
         command = [sys.executable, __file__, "--worker", name, str(path), key, "--threads", str(threads)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipe, chatter = subprocess.PIPE, None if name == "headway" else subprocess.DEVNULL
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=chatter, text=True)
         self.facts = self._answer()
 
     def _answer(self) -> Any:
