@@ -97,6 +97,14 @@ def test_an_iteration_left_early_cancels_the_rest(llm: LLM) -> None:
     assert_healthy(llm)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_stop_string_in_the_last_token_is_a_stop(llm: LLM, n: int) -> None:
+    whole = llm.generate(FACT, GREEDY)[0].text
+    stopped = SamplingParams(temperature=0, max_tokens=3, n=n, stop=(whole[-2:], whole))
+    for choice in llm.generate(FACT, stopped)[0].choices:
+        assert (choice.text, choice.finish.matched, len(choice.tokens)) == ("", whole, 3)
+
+
 def test_threads_share_the_engine(llm: LLM) -> None:
     prompts = [f"Count from {number} to ten:" for number in range(8)]
     alone = [llm.generate(prompt, GREEDY)[0].text for prompt in prompts]

@@ -52,7 +52,8 @@ def apply(state: State, flight: Flight, result: StepResult, now: int) -> None:
                     propose(request, result.drafts.get(work.id, ()))
             else:
                 request.computed = work.start + work.count
-            finish = finish or result.finish.get(work.id)
+            if finish is None or finish.reason == "length":  # a stop string in the very last token is a stop
+                finish = result.finish.get(work.id, finish)
         emitted_counts.append(len(emitted))
         settle(state, row, finish, now)
         if emitted or finish is not None:
