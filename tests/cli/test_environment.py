@@ -153,6 +153,16 @@ def test_prompts_are_not_taken_for_messages(tmp_path: Path, line: str, sentence:
     assert_one_sentence(generate(given, tmp_path / "out.jsonl"), sentence, 2)
 
 
+def test_ctrl_c_ends_generate_with_its_own_code() -> None:
+    command = [*HEADWAY, "generate", "--prompt", "Once upon a time", "--max-tokens", "3000", "--kv-cache-gib", "0.2"]
+    with subprocess.Popen([*command, "--temperature", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert os.read(process.stdout.fileno(), 1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+        assert b"Traceback" not in process.stderr.read()
+
+
 def test_ctrl_c_stops_an_answer_and_the_chat_goes_on() -> None:
     terminal, theirs = pty.openpty()
     command = [*HEADWAY, "chat", "--temperature", "0", "--max-tokens", "400", "--kv-cache-gib", "0.2"]

@@ -37,7 +37,7 @@ def generate(
 ) -> None:
     """Complete prompts in batches; an interrupted run continues where it stopped."""
     from headway.cli import jobs
-    from headway.cli.terminal import load_model, print_pieces
+    from headway.cli.terminal import load_model
     from headway.core.errors import BadInput
     from headway.core.request import SamplingParams
 
@@ -62,4 +62,6 @@ def generate(
         else:
             assert prompt is not None
             with llm.stream(prompt, params) as stream:
-                print_pieces(delta.text for delta in stream)
+                for delta in stream:
+                    print(delta.text, end="", flush=True)
+            print()
