@@ -21,17 +21,24 @@ struct Source {
   size_t block_bytes() const { return format == "q8_0" ? 34 : format == "q4_0" ? 18 : 20; }
   size_t row_bytes() const { return blocks() ? in / BLOCK * block_bytes() : (size_t)in * (format == "f32" ? 4 : 2); }
 
-  void row(int n, float* to) const {  // of a 16 or 32-bit format
-    const uint8_t* p = data + n * row_bytes();
+  // Inputs [from, from + count) of a row of a 16 or 32-bit format.
+  void part(int n, int from, int count, float* to) const {
+    const uint8_t* p = data + n * row_bytes() + (size_t)from * (format == "f32" ? 4 : 2);
     if (format == "f32") {
-      memcpy(to, p, (size_t)in * 4);
+      memcpy(to, p, (size_t)count * 4);
       return;
     }
-    const bool brain = format == "bf16";
-    for (int k = 0; k < in; ++k) {
-      uint16_t h;
-      memcpy(&h, p + 2 * k, 2);
-      to[k] = brain ? bf16_to_float(h) : f16_to_float(h);
+    const auto widen = [&](auto number) {
+      for (int k = 0; k < count; ++k) {
+        uint16_t h;
+        memcpy(&h, p + 2 * k, 2);
+        to[k] = number(h);
+      }
+    };
+    if (format == "bf16") {
+      widen([](uint16_t h) { return bf16_to_float(h); });
+    } else {
+      widen([](uint16_t h) { return f16_to_float(h); });
     }
   }
 };
@@ -83,55 +90,62 @@ void pack_blocks(const Source& source, const Matrix& m, int tile, uint8_t* to) {
   }
 }
 
-// Nearest integers for the scale float16 can hold -> squared error. `limit` is the code's range, -limit..limit-1.
+// Nearest integers for the scale float16 can hold -> squared error. n <= LARGEST_GROUP. `limit` is the codes' range,
+// -limit..limit-1 (8 bits leave -128 out, so that codes negate).
 float try_scale(const float* w, int n, float scale, int limit, uint8_t* codes, uint16_t* stored) {
+  constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding and taking it away again rounds to an integer
   *stored = float_to_f16(scale);
   const float s = f16_to_float(*stored), inverse = s != 0 ? 1 / s : 0;
-  float error = 0;
+  const float low = limit == 128 ? -127 : -limit, high = limit - 1;
+  float q[LARGEST_GROUP];
   for (int k = 0; k < n; ++k) {
-    const float q = std::min(std::max(nearbyintf(w[k] * inverse), (float)(limit == 128 ? -127 : -limit)), (float)(limit - 1));
-    codes[k] = (uint8_t)((int)q + limit);
-    error += (w[k] - q * s) * (w[k] - q * s);
+    const float x = w[k] * inverse, capped = x < low ? low : x > high ? high : x;
+    q[k] = (capped + ROUND) - ROUND;
   }
-  return error;
+  for (int k = 0; k < n; ++k) codes[k] = (uint8_t)((int)q[k] + limit);
+  float errors[4] = {};  // apart, so that the compiler may add four at a time; n is a multiple of 32
+  for (int k = 0; k < n; k += 4) {
+    for (int i = 0; i < 4; ++i) errors[i] += (w[k + i] - q[k + i] * s) * (w[k + i] - q[k + i] * s);
+  }
+  return (errors[0] + errors[1]) + (errors[2] + errors[3]);
 }
 
 // 8 bits: largest magnitude at 127. 4 bits: of scales around the one that puts the largest weight at -8, the best.
 void quantise_group(const float* w, int n, int limit, uint8_t* codes, uint16_t* stored) {
   float extreme = 0;
-  for (int k = 0; k < n; ++k) {
-    if (fabsf(w[k]) > fabsf(extreme)) extreme = w[k];
-  }
+  for (int k = 0; k < n; ++k) extreme = fabsf(w[k]) > fabsf(extreme) ? w[k] : extreme;
   if (limit == 128) {
     try_scale(w, n, fabsf(extreme) / 127, limit, codes, stored);
     return;
   }
-  std::vector<uint8_t> trial(n);
+  uint8_t trial[LARGEST_GROUP];
   float best = INFINITY;
   for (int step = -5; step <= 5; ++step) {
     uint16_t candidate;
-    const float error = try_scale(w, n, extreme / (-8.0f + 0.2f * step), limit, trial.data(), &candidate);
+    const float error = try_scale(w, n, extreme / (-8.0f + 0.2f * step), limit, trial, &candidate);
     if (error < best) {
       best = error;
       *stored = candidate;
-      std::copy(trial.begin(), trial.end(), codes);
+      memcpy(codes, trial, n);
     }
   }
 }
 
 void pack_quantising(const Source& source, const Matrix& m, int tile, uint8_t* to) {
   const int limit = m.storage == Storage::int8 ? 128 : 8;
-  std::vector<float> rows((size_t)TILE * m.depth);
   const int lanes = std::min(TILE, m.out - tile * TILE);
-  for (int lane = 0; lane < lanes; ++lane) source.row(tile * TILE + lane, &rows[(size_t)lane * m.depth]);
-  for (float& w : rows) w /= m.unit;
-  std::vector<uint8_t> codes(m.group);
+  const float by = 1 / m.unit;  // exact: a power of two
+  float weights[LARGEST_GROUP];
+  uint8_t codes[LARGEST_GROUP];
   for (int k = 0; k < m.depth; k += m.group) {
-    const int inputs = std::min(m.group, m.depth - k);
+    const int inputs = std::min(m.group, m.depth - k), used = std::min(inputs, m.in - k);
     uint16_t scales[TILE] = {};
     for (int lane = 0; lane < lanes; ++lane) {
-      quantise_group(&rows[(size_t)lane * m.depth + k], inputs, limit, codes.data(), &scales[lane]);
-      scatter(m, codes.data(), inputs, lane, to + sizeof scales);
+      source.part(tile * TILE + lane, k, used, weights);
+      for (int i = 0; i < used; ++i) weights[i] *= by;
+      for (int i = used; i < inputs; ++i) weights[i] = 0;
+      quantise_group(weights, inputs, limit, codes, &scales[lane]);
+      scatter(m, codes, inputs, lane, to + sizeof scales);
     }
     memcpy(to, scales, sizeof scales);
     to += group_bytes(m, inputs);
@@ -151,11 +165,14 @@ void pack_floats(const Source& source, const Matrix& m, int tile, uint8_t* to) {
 float largest_magnitude(const Source& source, int out, const ForEach& for_each) {
   std::vector<float> of_row(out);
   for_each(out, [&](int n) {
-    std::vector<float> row(source.in);
-    source.row(n, row.data());
-    float most = 0;
-    for (float w : row) most = std::isfinite(w) ? std::max(most, fabsf(w)) : INFINITY;
-    of_row[n] = most;
+    float part[LARGEST_GROUP];
+    uint32_t most = 0;  // magnitudes order like their bits, infinities and NaN on top
+    for (int k = 0; k < source.in; k += LARGEST_GROUP) {
+      const int count = std::min(LARGEST_GROUP, source.in - k);
+      source.part(n, k, count, part);
+      for (int i = 0; i < count; ++i) most = std::max(most, float_to_bits(part[i]) & 0x7fffffff);
+    }
+    of_row[n] = most < 0x7f800000 ? bits_to_float(most) : INFINITY;
   });
   return *std::max_element(of_row.begin(), of_row.end());
 }
