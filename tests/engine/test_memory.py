@@ -11,6 +11,9 @@ import pytest
 from headway.core.errors import BadInput
 from headway.engine.machine import free_memory, usable_cores
 from headway.engine.memory import GIB, RESERVE, MemoryPlan, plan_memory
+from headway.model.load import load
+from headway.model.source import DEFAULT_MODEL
+from headway.ops.reference import ReferenceBackend
 from headway.roofline.shape import KVGroup
 
 GROUP = KVGroup("full", (0, 1), heads=2, key_width=64, value_width=64, dtype_bytes=4.0)
@@ -90,7 +93,12 @@ def test_memory_respects_ulimit() -> None:
 
 
 def test_what_does_not_fit_says_where_the_memory_went() -> None:
-    with pytest.raises(
-        BadInput, match=r"at most 0.75 GiB are left for it of 3.00 GiB free, after weights of 1.00,"
-    ):
+    with pytest.raises(BadInput, match=r"at most 0.75 GiB are left for it of 3.00 GiB free, after weights of 1.00,"):
         plan(free=3 * GIB, kv_cache_gib=1.0)
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read() -> None:
+    backend = ReferenceBackend()
+    with pytest.raises(BadInput, match=r"model: the weights of SmolLM2.* take 0.09 GiB; 0.05 are free"):
+        load(DEFAULT_MODEL, backend, room=0.05 * GIB)
+    assert backend.weight_bytes == 0

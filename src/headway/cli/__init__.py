@@ -38,6 +38,9 @@ def main(argv: list[str] | None = None) -> None:
         file = f"{error.filename}: " if error.filename else ""
         print(f"{name}: {file}{error.strerror or error}", file=sys.stderr)
         code = _muted()
+    except MemoryError:
+        print(f"{name}: there is not enough memory; see `headway doctor`", file=sys.stderr)
+        code = 1
     sys.exit(code)
 
 

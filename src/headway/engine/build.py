@@ -137,7 +137,7 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
     if options.deterministic and not backend.deterministic:
         raise BadInput("--deterministic", f"the {backend.name} backend's results depend on batch shape; use native")
     free = free_memory()
-    model = load(DEFAULT_MODEL if options.model is None else options.model, backend, progress)
+    model = load(DEFAULT_MODEL if options.model is None else options.model, backend, progress, free)
     limits, memory = _limits(options, model, backend.weight_bytes, free)
     tokenizer = Tokenizer(model.info.tokenizer)
     budget, time_model = _budget(options, model, backend)

@@ -80,7 +80,7 @@ def checkup(model: str | None, context: int, threads: int | None, backend: str) 
     cores = threads or usable_cores()
     free = free_memory()
     device = make_backend(backend, cores)
-    loaded = load(DEFAULT_MODEL if model is None else model, device)
+    loaded = load(DEFAULT_MODEL if model is None else model, device, room=free)
     profile = measure_machine(cores)
     time = step_time(loaded.shape, profile, device.math)
     decode = []

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.core.errors import ModelFileError
+from headway.core.errors import BadInput, ModelFileError
 from headway.model import llama
 from headway.model.checkpoint import open_checkpoint, tokenizer_source
 from headway.model.family import Config, Decoder
@@ -84,13 +84,21 @@ def describe(source: str | Path, progress: Progress | None = None) -> ModelInfo:
     return _open(source, progress)[0]
 
 
-def load(source: str | Path, backend: Backend, progress: Progress | None = None) -> Model:
+def load(source: str | Path, backend: Backend, progress: Progress | None = None, room: float = math.inf) -> Model:
     """Prepare a model's weights on a backend.
 
+    Args:
+        room: bytes that they may take.
+
     Raises:
-        ModelFileError, BadInput: as `describe`.
+        ModelFileError: as `describe`.
+        BadInput: as `describe`; also weights that are larger than `room`, before any is read.
     """
     info, decoder = _open(source, progress)
+    if info.weight_bytes > room:
+        raise BadInput(
+            "model", f"the weights of {info.name} take {info.weight_bytes / 2**30:.2f} GiB; {room / 2**30:.2f} are free"
+        )
     groups = decoder.groups(backend.kv_dtype_bytes)
     prepared, taken = {}, Counter[str]()
     for role, weight in decoder.weights.items():
