@@ -121,6 +121,19 @@ def test_threads_share_the_engine(llm: LLM) -> None:
     assert [answers[prompt] for prompt in prompts] == alone
 
 
+def test_a_stream_misses_nothing_that_another_thread_computes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = LLM.submit
+
+    def submit_and_turn(*args: Any) -> Any:
+        completion = plain(*args)
+        llm.turn()  # as another thread may, before the stream is even made
+        return completion
+
+    monkeypatch.setattr(LLM, "submit", submit_and_turn)
+    stream = llm.stream(FACT, GREEDY)
+    assert "".join(delta.text for delta in stream) == stream.completion.text
+
+
 def test_more_prompts_than_the_queue_holds_wait_for_room() -> None:
     with LLM(**SMALL, max_queued=3) as llm:
         assert len(llm.generate([FACT] * 20, GREEDY)) == 20

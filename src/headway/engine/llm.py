@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -91,11 +91,11 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Complete one prompt, delta by delta."""
-        return Stream(self, self._submit(self.engine.encode(prompt), params or SamplingParams()))
+        return Stream(self, self.engine.encode(prompt), params or SamplingParams())
 
     def stream_chat(self, messages: str | Sequence[Message], params: SamplingParams | None = None) -> Stream:
         """Answer a conversation, delta by delta."""
-        return Stream(self, self._submit(self.engine.encode_chat(_messages(messages)), params or SamplingParams()))
+        return Stream(self, self.engine.encode_chat(_messages(messages)), params or SamplingParams())
 
     def as_completed(
         self, requests: Iterable[tuple[Key, Prompt | Sequence[Message], SamplingParams]], in_flight: int | None = None
@@ -110,7 +110,7 @@ class LLM:
         for key, prompt, params in requests:
             try:
                 tokens = self._tokens(prompt)
-            except BadInput as error:
+            except HeadwayError as error:
                 yield key, error
                 continue
             while len(live) >= room or (result := self._offer(tokens, params)) is None:
@@ -125,7 +125,7 @@ class LLM:
     def _offer(self, tokens: list[int], params: SamplingParams) -> Completion | HeadwayError | None:
         """Submit, or say why not; None if the queue is full just now."""
         try:
-            return self._submit(tokens, params)
+            return self.submit(tokens, params)
         except (BadInput, Rejected) as error:
             full = isinstance(error, Rejected) and error.reason is Reject.QUEUE_FULL
             return None if full and params.n <= self.options.max_queued else error
@@ -159,13 +159,21 @@ class LLM:
                 self._ended = f"the engine broke: {type(error).__name__}: {error}"
                 raise EngineDead(self._ended) from error
 
-    def _submit(self, tokens: list[int], params: SamplingParams) -> Completion:
+    def submit(
+        self, tokens: list[int], params: SamplingParams, listener: Callable[[Delta], None] | None = None
+    ) -> Completion:
+        """Start a request; it moves with every `turn` of whoever takes one, and ends when nobody holds it.
+
+        Raises:
+            HeadwayError: it was refused.
+        """
         if not isinstance(params, SamplingParams):
             raise BadInput("params", f"{type(params).__name__} is not SamplingParams")
         with self._engine() as loop:
             id = f"llm-{next(self._ids)}"
             arrival = loop.clock.now()
-            completion = Completion(id, len(tokens), arrival, [Choice(index) for index in range(params.n)])
+            choices = [Choice(index) for index in range(params.n)]
+            completion = Completion(id, len(tokens), arrival, choices, listener=listener)
             refused = loop.submit(Submit(id=id, tokens=tuple(tokens), params=params, arrival=arrival))
             if refused is None:
                 self._live[id] = completion
@@ -205,11 +213,10 @@ class Stream(Iterator[Delta]):
         completion: what was received so far; complete when the stream has ended.
     """
 
-    def __init__(self, llm: LLM, completion: Completion) -> None:
+    def __init__(self, llm: LLM, tokens: list[int], params: SamplingParams) -> None:
         self._llm = llm
         self._ready: deque[Delta] = deque()
-        self.completion = completion
-        completion.listener = self._ready.append
+        self.completion = llm.submit(tokens, params, self._ready.append)
 
     def __next__(self) -> Delta:
         while not self._ready and not self.completion.done:
