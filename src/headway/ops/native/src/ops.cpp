@@ -42,14 +42,32 @@ void ConvertOp::run(Step& step, Worker& worker) const {
   });
 }
 
+// As few tasks as share out evenly. For many rows, tiles that are together save fetching activations; for few, they make
+// longer runs of memory, and more than 64 KiB make no difference.
+int LinearOp::tiles_per_task(int threads, int rows) const {
+  int all = 0;
+  for (const Part& part : parts) all += part.weight->tiles();
+  if (rows > 6) return (int)most(1, least(4, all / (threads * 8)));
+  return (int)most(1, least(ceil_div(65536, parts[0].weight->tile_bytes), all / (threads * 3)));
+}
+
+std::pair<const uint8_t*, size_t> LinearOp::first_read(int worker, int threads, int rows) const {
+  const Matrix& w = *parts[0].weight;
+  const int width = tiles_per_task(threads, rows), tile = worker * width;
+  if (tile >= w.tiles()) return {nullptr, 0};
+  return {w.tile(tile), least(width, w.tiles() - tile) * w.tile_bytes};
+}
+
+std::pair<const uint8_t*, size_t> GateUpOp::first_read(int worker, int /*threads*/, int /*rows*/) const {
+  const int tiles = LARGEST_GROUP / TILE, tile = worker * tiles;
+  if (tile >= gate->tiles()) return {nullptr, 0};
+  return {gate->tile(tile), least(tiles, gate->tiles() - tile) * gate->tile_bytes};
+}
+
 void LinearOp::run(Step& step, Worker& worker) const {
   const Kernels& kernels = step.engine.kernels;
   const int rows = step.rows(x), row_blocks = (int)ceil_div(rows, ROWS_AT_ONCE);
-  const int threads = step.engine.team.threads();
-  int all = 0;
-  for (const Part& part : parts) all += part.weight->tiles();
-  // As few tasks as share out evenly; more tiles per task mean that activations are fetched less often.
-  const int width = (int)most(1, least(4, all / (threads * 8)));
+  const int threads = step.engine.team.threads(), width = tiles_per_task(threads, rows);
   int tasks = 0;
   for (const Part& part : parts) tasks += (int)ceil_div(part.weight->tiles(), width);
 

@@ -40,6 +40,9 @@ struct LinearOp : Op {
   int x;
   std::vector<Part> parts;
   const char* name() const override { return parts[0].scale != 0 ? "logits" : "linear"; }
+  std::pair<const uint8_t*, size_t> first_read(int worker, int threads, int rows) const override;
+  int input() const override { return x; }
+  int tiles_per_task(int threads, int rows) const;
   void run(Step& step, Worker& worker) const override;
 };
 
@@ -49,6 +52,8 @@ struct GateUpOp : Op {
   Weights gate, up;
   Activation activation;
   const char* name() const override { return "gate_up"; }
+  std::pair<const uint8_t*, size_t> first_read(int worker, int threads, int rows) const override;
+  int input() const override { return x; }
   void run(Step& step, Worker& worker) const override;
 };
 

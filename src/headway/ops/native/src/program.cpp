@@ -304,6 +304,22 @@ void Program::check(const BatchView& batch) const {
   }
 }
 
+// With few rows, memory decides; it would be idle while the threads compute something small or wait for each other.
+void Program::look_ahead(const Step& step, size_t op, Worker& worker) const {
+  constexpr size_t FAR = 2, MOST_BYTES = 48 << 10;
+  constexpr int FEW_ROWS = 12;
+  worker.ahead_bytes = 0;
+  for (size_t next = op + 1; next <= op + FAR && next < ops_.size(); ++next) {
+    const int rows = ops_[next]->input() < 0 ? 0 : step.rows(ops_[next]->input());
+    if (rows == 0) continue;
+    if (rows > FEW_ROWS) return;
+    const auto [memory, bytes] = ops_[next]->first_read(worker.id, engine_->team.threads(), rows);
+    worker.ahead = memory;
+    worker.ahead_bytes = std::min(bytes, MOST_BYTES);
+    return;
+  }
+}
+
 const float* Program::run(const BatchView& batch) {
   check(batch);
   for (const Value& value : values_) buffers_[value.buffer].fit(value.per_token ? batch.tokens : batch.logit_rows);
@@ -330,6 +346,7 @@ const float* Program::run(const BatchView& batch) {
     Worker worker{id, 0, &scratch_[id]};
     auto before = std::chrono::steady_clock::now();
     for (size_t i = 0; i < ops_.size(); ++i) {
+      look_ahead(step, i, worker);
       ops_[i]->run(step, worker);
       if (id == 0) {
         const auto now = std::chrono::steady_clock::now();

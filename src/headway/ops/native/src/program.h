@@ -92,12 +92,17 @@ struct Worker {
   int id;
   int phase = 0;
   Buffer* scratch;
+  const uint8_t* ahead = nullptr;  // weights this worker will read soon; fetched before it waits for the others
+  size_t ahead_bytes = 0;
 };
 
 struct Op {
   virtual ~Op() = default;
   virtual const char* name() const = 0;
   virtual void run(Step& step, Worker& worker) const = 0;
+  // What this operation will read first on a worker, given how many rows it has; (null, 0) if that is not much.
+  virtual std::pair<const uint8_t*, size_t> first_read(int /*worker*/, int /*threads*/, int /*rows*/) const { return {nullptr, 0}; }
+  virtual int input() const { return -1; }  // the value whose rows it computes with
 };
 
 // Memory of one value's rows, in all the forms that a value which lies there is wanted in.
@@ -128,7 +133,10 @@ struct Step {
 
   template <class Body>
   void share(Worker& worker, int n, Body&& body) {
-    engine.team.share(worker.id, worker.phase, n, body);
+    const auto fetch = [&] {
+      for (size_t i = 0; i < worker.ahead_bytes; i += 64) __builtin_prefetch(worker.ahead + i, 0, 1);
+    };
+    engine.team.share(worker.id, worker.phase, n, body, fetch);
   }
 };
 
@@ -169,6 +177,7 @@ class Program {
   unsigned wanted(const Matrix& m) const;
   int add_linear(int x, Weights weight, Vector bias, int residual, float scale, float softcap);
   void check(const BatchView& batch) const;
+  void look_ahead(const Step& step, size_t op, Worker& worker) const;
 
   std::shared_ptr<Engine> engine_;
   std::vector<Value> values_;

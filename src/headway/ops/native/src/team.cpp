@@ -3,6 +3,10 @@
 #include <chrono>
 #include <stdexcept>
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 namespace headway {
 
 namespace {
@@ -17,9 +21,17 @@ inline void relax() {
 #endif
 }
 
+int current_core() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
 }  // namespace
 
-Team::Team(int threads) : threads_(threads) {
+Team::Team(int threads) : threads_(threads), cores_(threads > 0 ? threads : 0) {
   if (threads < 1) throw std::invalid_argument("a team has at least one thread");
   for (int worker = 1; worker < threads; ++worker) workers_.emplace_back([this, worker] { work(worker); });
 }
@@ -44,12 +56,12 @@ void Team::work(int worker) {
       body = body_;
     }
     (*body)(worker);
-    barrier();
+    barrier(worker);
   }
 }
 
 void Team::run(const std::function<void(int)>& body) {
-  counters_[0].value.store(0);
+  counters_[0].value.store(threads_);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     body_ = &body;
@@ -57,7 +69,7 @@ void Team::run(const std::function<void(int)>& body) {
   }
   start_.notify_all();
   body(0);
-  barrier();
+  barrier(0);
 }
 
 void Team::for_each(int n, const std::function<void(int)>& body) {
@@ -65,20 +77,30 @@ void Team::for_each(int n, const std::function<void(int)>& body) {
   std::mutex guard;
   run([&](int worker) {
     int phase = 0;
-    share(worker, phase, n, [&](int i) {
+    const auto guarded = [&](int i) {
       try {
         body(i);
       } catch (...) {
         std::lock_guard<std::mutex> lock(guard);
         failure = std::current_exception();
       }
-    });
+    };
+    share(worker, phase, n, guarded, [] {});
   });
   if (failure) std::rethrow_exception(failure);
 }
 
-void Team::barrier() {
+bool Team::sharing_core(int worker) const {
+  const int mine = cores_[worker].value.load(std::memory_order_relaxed);
+  for (int other = 0; other < threads_ && mine >= 0; ++other) {
+    if (other != worker && cores_[other].value.load(std::memory_order_relaxed) == mine) return true;
+  }
+  return false;
+}
+
+void Team::barrier(int worker) {
   if (threads_ == 1) return;
+  cores_[worker].value.store(current_core(), std::memory_order_relaxed);
   const uint32_t generation = generation_.load();
   if (arrived_.fetch_add(1) == threads_ - 1) {
     arrived_.store(0);
@@ -93,7 +115,8 @@ void Team::barrier() {
   const auto start = std::chrono::steady_clock::now();
   for (int round = 1; generation_.load() == generation; ++round) {
     relax();
-    if (round % 64 == 0 && std::chrono::steady_clock::now() - start > LONGEST_SPIN) {
+    const bool useless = round == 8 && sharing_core(worker);
+    if (useless || (round % 64 == 0 && std::chrono::steady_clock::now() - start > LONGEST_SPIN)) {
       std::unique_lock<std::mutex> lock(mutex_);
       sleepers_.fetch_add(1);
       wake_.wait(lock, [&] { return generation_.load() != generation; });

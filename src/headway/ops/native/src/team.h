@@ -1,7 +1,8 @@
 // A team of threads that runs a step together: all execute the same program and meet at barriers.
 //
 // Between steps the workers sleep. At a barrier a thread spins for at most 20 us, then sleeps too, because the cores
-// are shared with an API process and its clients.
+// are shared with an API process and its clients. It does not spin at all on a core where another of the team has to run,
+// as happens when a busy process has taken a core: there, spinning would make steps twice as long.
 #pragma once
 
 #include <atomic>
@@ -33,17 +34,19 @@ class Team {
   void for_each(int n, const std::function<void(int)>& body);
 
   // Inside `run`: wait until every worker is here.
-  void barrier();
+  void barrier(int worker);
 
-  // Inside `run`, called by every worker: share out body(i) for i in [0, n), then wait for all.
-  template <class Body>
-  void share(int worker, int& phase, int n, Body&& body) {
+  // Inside `run`, called by every worker: share out body(i) for i in [0, n), call leave(), then wait for all.
+  // Worker w starts with i = w, which it may have prepared for; the rest goes to whoever is free.
+  template <class Body, class Leave>
+  void share(int worker, int& phase, int n, Body&& body, Leave&& leave) {
     std::atomic<int>& next = counters_[phase % 3].value;
     // The next phase's counter was last used two phases ago, which everybody has left.
-    if (worker == 0) counters_[(phase + 1) % 3].value.store(0, std::memory_order_relaxed);
+    if (worker == 0) counters_[(phase + 1) % 3].value.store(threads_, std::memory_order_relaxed);
     ++phase;
-    for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) body(i);
-    barrier();
+    for (int i = worker; i < n; i = next.fetch_add(1, std::memory_order_relaxed)) body(i);
+    leave();
+    barrier(worker);
   }
 
  private:
@@ -51,10 +54,13 @@ class Team {
     std::atomic<int> value{0};
   };
 
+  bool sharing_core(int worker) const;
+
   void work(int worker);
 
   const int threads_;
   std::vector<std::thread> workers_;
+  std::vector<Counter> cores_;  // where each worker was last seen
   Counter counters_[3];
 
   alignas(64) std::atomic<int> arrived_{0};
