@@ -44,14 +44,22 @@ STEPS = 12
 
 @dataclass(frozen=True)
 class Subject:
-    """A model file and how we compute it. group, weights: of `NativeBackend`. peers: whether others read the file."""
+    """A model file and how we compute it.
 
-    file: str  # key of FILES
+    Attributes:
+        file: "smollm2", or the storage type of the large shape.
+        weights, group: of `NativeBackend`.
+        quantised: the ratio bars are for quantised files; in bf16 everybody reads the same bytes.
+    """
+
+    file: str
     weights: str = "stored"
     group: int | None = None
+    quantised: bool = True
 
     @property
     def peers(self) -> bool:
+        """Whether other engines compute the same thing from the same file."""
         return self.weights == "stored"
 
 
@@ -62,7 +70,7 @@ SUBJECTS = {
     "1b-q8_0": Subject("Q8_0"),
     "1b-int4": Subject("BF16", "int4", 128),
     "1b-int8": Subject("BF16", "int8", 128),
-    "1b-bf16": Subject("BF16"),
+    "1b-bf16": Subject("BF16", quantised=False),
 }
 QUICK = ("smollm2", "1b-q4_0")
 
@@ -294,7 +302,7 @@ def compare(key: str, path: Path, threads: int, rounds: int, probe: NativeBacken
                 "ours": round(statistics.median(speeds), 1),
                 "peer": round(statistics.median(peers), 1) if peers else None,
                 "ratio": round(statistics.median(pairs), 3) if pairs else None,
-                "bar": point.ratio_bar if subject.peers else None,
+                "bar": point.ratio_bar if subject.peers and subject.quantised else None,
                 "share_of_roof": round(statistics.median(shares), 3),
                 "share_bar": point.share_bar,
                 "bandwidth_gb_s": round(before / 1e9, 1),
