@@ -157,17 +157,19 @@ def test_idle_connections_do_not_keep_others_out(server: Server) -> None:
 
 
 def test_metrics_can_be_parsed_while_busy(server: Server) -> None:
-    async def run() -> str:
+    async def run() -> list[str]:
+        texts = []
         async with server.async_client() as client:
             task = asyncio.create_task(client.post(TEXT, json={"prompt": "count", "max_tokens": 2000}))
-            await asyncio.sleep(0.1)
-            text = (await client.get("/metrics")).text
+            while not task.done():
+                texts.append((await client.get("/metrics")).text)
             await task
-            return text
+        return texts
 
-    values = parse_metrics(asyncio.run(run()))
-    assert values["headway:requests_running"] == values["vllm:num_requests_running"] == 1
-    assert 0 < values["vllm:kv_cache_usage_perc"] <= 1
+    readings = [parse_metrics(text) for text in asyncio.run(run())]
+    assert all(values["headway:requests_running"] == values["vllm:num_requests_running"] for values in readings)
+    busy = [values for values in readings if values["vllm:num_requests_running"] == 1]
+    assert busy and all(0 < values["vllm:kv_cache_usage_perc"] <= 1 for values in busy)
 
 
 def test_golden_names() -> None:
