@@ -43,6 +43,9 @@ def test_every_verb_explains_itself(verb: str) -> None:
             ["generate", "--prompt", "x", "--kv-cache-gib", "0.1", "--max-model-len", "8192"],
             "--max-model-len: 8192 tokens",
         ),
+        (["generate", "--prompt", "x", "--weights", "int3"], "--weights: 'int3' is not one of stored, int8, int4"),
+        (["generate", "--prompt", "x", "--weights", "int4", "--backend", "reference"], "needs the native backend"),
+        (["serve", "--step-ms", "-1"], "--step-ms: -1.0 is not a number above 0"),
         (["chat", "--backend", "cuda"], "--backend: 'cuda' is not one of auto, native, reference"),
     ],
 )

@@ -32,6 +32,7 @@ def chat(
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
     backend: options.Backend = "auto",
+    weights: options.Weights = "stored",
 ) -> None:
     """Talk to a model; the history is kept, and each turn reuses the cache of the turns before.
 
@@ -52,6 +53,7 @@ def chat(
         "max_model_len": max_model_len,
         "threads": threads,
         "backend": backend,
+        "weights": weights,
     }
     with load_model(model, **chosen) as llm:
         _converse(_local(llm, params), start)

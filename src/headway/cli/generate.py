@@ -34,6 +34,7 @@ def generate(
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
     backend: options.Backend = "auto",
+    weights: options.Weights = "stored",
 ) -> None:
     """Complete prompts in batches; an interrupted run continues where it stopped."""
     from headway.cli import jobs
@@ -52,6 +53,7 @@ def generate(
         "max_model_len": max_model_len,
         "threads": threads,
         "backend": backend,
+        "weights": weights,
     }
     with load_model(model, quiet=json, **chosen) as llm:
         if work:

@@ -25,7 +25,16 @@ def serve(
     kv_cache_gib: options.KVCacheGiB = None,
     threads: options.Threads = None,
     backend: options.Backend = "auto",
+    weights: options.Weights = "stored",
     max_rows: Annotated[int, typer.Option(help="Most requests that run at once.")] = 32,
+    max_step_tokens: Annotated[int, typer.Option(help="Most new tokens in one step: the chunk budget.")] = 512,
+    step_ms: Annotated[
+        float | None, typer.Option(help="Longest step a prompt chunk may cause beside decodes; needs `headway probe`.")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="chunked, prefill-first, or static.")] = "chunked",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Refuse a backend whose answers depend on the batch.")
+    ] = False,
     max_queued: Annotated[int, typer.Option(help="Most requests that wait; more are answered 503.")] = 1024,
     max_queued_tokens: Annotated[int, typer.Option(help="Most prompt tokens that wait.")] = 4_000_000,
     max_body_mib: Annotated[float, typer.Option(help="Most MiB of one request.")] = 8.0,
@@ -57,7 +66,12 @@ def serve(
         threads=threads,
         kv_cache_gib=kv_cache_gib,
         max_model_len=max_model_len,
+        weights=weights,
         max_rows=max_rows,
+        max_step_tokens=max_step_tokens,
+        step_ms=step_ms,
+        policy=policy,
+        deterministic=deterministic,
         max_queued=max_queued,
         max_queued_tokens=max_queued_tokens,
         event_log=None if event_log is None else str(event_log),

@@ -103,7 +103,7 @@ class Engine:
         self._resources.close()
 
 
-def make_backend(name: str, threads: int) -> Backend:
+def make_backend(name: str, threads: int, weights: str = "stored") -> Backend:
     """The backend called `name`; "auto" is native where its kernels were built, else reference, with a warning.
 
     Raises:
@@ -113,9 +113,11 @@ def make_backend(name: str, threads: int) -> Backend:
         raise BadInput("--backend", f"{name!r} is not one of {', '.join(BACKENDS)}")
     missing = native.why_not()
     if missing is None and name != "reference":
-        return NativeBackend(threads)
+        return NativeBackend(threads, weights)
     if name == "native":
         raise BadInput("--backend", f"native cannot be used. {missing}")
+    if weights != "stored":
+        raise BadInput("--weights", f"{weights!r} needs the native backend; the reference one computes in float32")
     if name == "auto":
         logger.warning("Serving with numpy, many times slower. %s", missing)
     return ReferenceBackend()
@@ -133,7 +135,7 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
         HeadwayError: an option cannot be honoured, or the model's files are at fault.
     """
     threads = options.threads or usable_cores()
-    backend = make_backend(options.backend, threads)
+    backend = make_backend(options.backend, threads, options.weights)
     if options.deterministic and not backend.deterministic:
         raise BadInput("--deterministic", f"the {backend.name} backend's results depend on batch shape; use native")
     free = free_memory()

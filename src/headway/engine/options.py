@@ -9,6 +9,7 @@ import msgspec
 from headway.core.errors import BadInput
 
 POLICIES = ("chunked", "prefill-first", "static")
+WEIGHTS = ("stored", "int8", "int4")
 BACKENDS = ("auto", "native", "reference")
 COUNTS = (
     "threads", "max_model_len", "max_rows", "max_step_tokens", "block_size", "max_queued", "max_queued_tokens",
@@ -21,6 +22,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         model: a folder, a .gguf file, or package:NAME==VERSION#FILE; None = the built-in model.
         backend: "native" (C++ kernels), "reference" (numpy), or "auto": native where it is built.
+        weights: "stored" as in the file, or "int8" or "int4": 16 and 32-bit matrices are quantised at load, embedding
+            and output matrix to 8 bits (native backend only).
         threads: CPU threads; None = the cores this process may use.
         kv_cache_gib: GiB for the KV cache; None = from free memory.
         max_model_len: longest prompt + output in tokens; None = the model's context.
@@ -28,7 +31,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         max_step_tokens: most new tokens in one step, the chunk budget.
         step_ms: longest step that a prefill chunk may cause while others decode; None = no such limit. Needs a
             step-time profile of this machine.
-        block_size: tokens per cache block.
+        block_size: tokens per cache block. Below 32 the native backend's sums run in another order, so answers may
+            differ in the last bits from those of 32 and more.
         policy: "chunked" (prefill mixed into decode steps), "prefill-first", or "static".
         max_queued: most waiting requests.
         max_queued_tokens: most prompt tokens waiting.
@@ -38,6 +42,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     model: str | None = None
     backend: str = "auto"
+    weights: str = "stored"
     threads: int | None = None
     kv_cache_gib: float | None = None
     max_model_len: int | None = None
@@ -60,7 +65,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise BadInput(_flag(name), f"{value} is not a number above 0")
-        for name, accepted in (("policy", POLICIES), ("backend", BACKENDS)):
+        for name, accepted in (("policy", POLICIES), ("backend", BACKENDS), ("weights", WEIGHTS)):
             if getattr(self, name) not in accepted:
                 raise BadInput(_flag(name), f"{getattr(self, name)!r} is not one of {', '.join(accepted)}")
 
