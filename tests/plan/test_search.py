@@ -18,6 +18,7 @@ from headway.plan.search import Wanted, search
 from headway.plan.traffic import Target, Traffic, from_trace
 from headway.roofline.catalogue import find_model
 from headway.roofline.hardware import find_hardware
+from headway.roofline.probe import Profile, device_of
 from headway.roofline.step import StepTime
 
 LLAMA = find_model("llama-3.1-8b")
@@ -40,7 +41,7 @@ def test_every_listed_deployment_meets_its_targets_and_the_cheapest_is_first() -
     for row in rows:
         assert row["ttft_ms"] <= 1000 and row["tpot_ms"] <= 30
         assert row["goodput"] >= 5 and 0 < row["utilisation"] <= 1
-        assert set(row["flags"]) == {"headway", "vllm", "sglang"}
+        assert set(row["flags"]) == {"vllm", "sglang"}  # our own server computes on the CPU
         assert row["limited_by"] in ("memory", "tpot", "ttft", "throughput")
     assert answer["kind"] == "estimate"
 
@@ -98,6 +99,13 @@ def test_budget_and_prices() -> None:
     assert rows and all(row["usd_per_hour"] <= 6 for row in rows)
     priced = ranked(Wanted((H100,), degrees=(1,), prices={"h100-sxm": 1.0}))["deployments"][0]
     assert priced["usd_per_hour"] == priced["total_gpus"]
+
+
+def test_our_own_server_is_offered_for_cpus() -> None:
+    box = device_of(Profile("box", "2026-01-01", 32, 256e9, {"32": 400e9}, {"bf16": 2e13, "fp32": 4e12}))
+    wanted = Wanted((box,), degrees=(1,), prices={"box": 1.0})
+    rows = ranked(wanted, Traffic(rate=0.01, input_tokens=100, output_tokens=50), Target())["deployments"]
+    assert rows and all(row["flags"]["headway"].startswith("headway serve ") for row in rows)
 
 
 def test_latent_attention_is_also_tried_data_parallel() -> None:

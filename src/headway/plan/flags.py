@@ -1,4 +1,4 @@
-"""The command lines that run a planned deployment: Headway's own, vLLM's and SGLang's."""
+"""The command lines that run a planned deployment: vLLM's, SGLang's, and on a CPU Headway's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.roofline.shape import ModelShape
 def engine_flags(
     model: str, shape: ModelShape, row: dict[str, Any], traffic: Traffic, kv: str | None
 ) -> dict[str, str]:
-    """One command per engine for one replica of `row` (for a split deployment: of its decode pool)."""
+    """One command per engine that can run it, for one replica of `row` (for a split deployment: of its decode pool)."""
     name = hub_id(shape.name) or model
     longest = _longest(shape, traffic)
     requantised = row["precision"] != shape.weight_format
@@ -42,13 +42,16 @@ def engine_flags(
     if kv == "fp8":
         vllm.insert(-1, "--kv-cache-dtype fp8")
         sglang.insert(-1, "--kv-cache-dtype fp8_e4m3")
+    commands = {"vllm": " ".join(vllm), "sglang": " ".join(sglang)}
+    if row["hardware_kind"] != "cpu":  # `headway serve` computes on the CPU alone
+        return commands
     headway = [
         f"headway serve {name}", f"--max-rows {row['peak_batch']}", f"--max-step-tokens {row['chunk']}",
         f"--max-model-len {longest}",
     ]  # fmt: skip
     if row["tpot_ms"]:
         headway.append(f"--step-ms {row['tpot_ms']:.0f}")
-    return {"headway": " ".join(headway), "vllm": " ".join(vllm), "sglang": " ".join(sglang)}
+    return {"headway": " ".join(headway)} | commands
 
 
 def _longest(shape: ModelShape, traffic: Traffic) -> int:

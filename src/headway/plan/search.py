@@ -206,7 +206,8 @@ def _row(
         return {"name": c.name, "reason": f"{total} GPUs at ${hour:,.2f}/h are over the budget"}
     tokens = traffic.rate * 3600 / 1e6  # million requests' worth of one token, per hour
     return {
-        "rank": 0, "name": c.name, "hardware": c.device.name, "gpus": c.gpus, "total_gpus": total,
+        "rank": 0, "name": c.name, "hardware": c.device.name, "hardware_kind": c.device.kind, "gpus": c.gpus,
+        "total_gpus": total,
         "precision": c.precision, "attention_dp": c.attention_dp, "batch": round(load.batch, 1),
         "peak_batch": ceil(load.peak_batch), "chunk": load.chunk, "ttft_ms": ttft * 1e3, "tpot_ms": load.tpot * 1e3,
         "mean_tpot_ms": load.mean_tpot * 1e3, "basis": c.basis,
