@@ -106,7 +106,16 @@ def test_cost_table_alone_is_the_first_texts(capsys: pytest.CaptureFixture[str])
         assert rows[batch]["usd_per_million_input"] == pytest.approx(1.35, rel=0.005)
         assert rows[batch]["fits"] == (batch < 256)
     assert rows[256]["kv_gb"] == pytest.approx(541, rel=0.01)
-    assert "NO: 541 GB of 234" in plan(["cost", "--table"], capsys)
+    text = plan(["cost", "--table"], capsys)
+    assert "NO: 541 GB of 234" in text and "$/M in: estimate at 50% MFU" in text
+
+
+def test_a_price_of_input_is_a_bound_only_at_the_peak(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["cost", *STEP[1:], "--price", "2"]
+    assert "output, bound" in plan(base, capsys) and "input, estimate at 50% MFU" in plan(base, capsys)
+    assert "50% MFU" in answer(base, capsys)["notes"][0]
+    assert "input, bound" in plan([*base, "--mfu", "1"], capsys)
+    assert answer([*base, "--mfu", "1"], capsys)["notes"] == []
 
 
 def test_ratio_and_levers(capsys: pytest.CaptureFixture[str]) -> None:

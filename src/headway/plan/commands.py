@@ -308,6 +308,11 @@ def price_of(device: Hardware, given: float | None) -> tuple[float, str]:
     return known.typical, f"typical of {known.low:g}-{known.high:g} $/GPU-h seen by {known.date}: {known.source}"
 
 
+def input_note(mfu: float) -> list[str]:
+    """What an input price rests on: a bound only where prefill reaches the peak."""
+    return [] if mfu == 1 else [f"prices of input are estimates: prefill at an assumed {mfu:.0%} MFU"]
+
+
 def cost(setup: Setup, pricing: Pricing) -> dict[str, Any]:
     """$/M input and output tokens (B9). Without a batch: the largest that fits (and meets the TPOT target)."""
     replica = setup.replica()
@@ -328,7 +333,7 @@ def cost(setup: Setup, pricing: Pricing) -> dict[str, Any]:
         "price_source": source, "utilisation": pricing.utilisation, "mfu": pricing.mfu,
         "cache_hit": pricing.cache_hit, "seconds": cost_of_step.seconds, "binds": cost_of_step.binds,
         "terms": cost_of_step.terms, "ratio": found_cost.usd_per_million_output / found_cost.usd_per_million_input
-        if found_cost.usd_per_million_input else None,
+        if found_cost.usd_per_million_input else None, "notes": input_note(pricing.mfu),
     } | msgspec.to_builtins(found_cost)  # fmt: skip
 
 
@@ -344,6 +349,7 @@ def cost_table(setup: Setup, batches: list[int], pricing: Pricing) -> dict[str, 
         "context": pricing.context, "price_per_gpu_hour": price, "price_source": source, "mfu": pricing.mfu,
         "weights_gb": replica.weights / 1e9, "memory_gb": setup.gpus * replica.hardware.memory / 1e9,
         "free_gb": free / 1e9, "rows": msgspec.to_builtins(rows),
+        "notes": input_note(pricing.mfu),
     }  # fmt: skip
 
 

@@ -134,16 +134,21 @@ def tensor_parallel(a: Answer) -> str:
     ])  # fmt: skip
 
 
+def _input_kind(a: Answer) -> str:
+    return "bound" if a["mfu"] == 1 else f"estimate at {a['mfu']:.0%} MFU"
+
+
 def cost(a: Answer) -> str:
     fits = "" if a["fits"] else "; does NOT fit in memory"
+    prompt = f"input, {_input_kind(a)}"
     return "\n".join([
         title(a),
         f"batch {a['batch']}, context {a['context']}, {a['utilisation']:.0%} utilised{fits}",
         f"{dollars(a['usd_per_hour'])}/h at {dollars(a['price_per_gpu_hour'])} per GPU-hour ({a['price_source']})",
         table(["", "$/M tokens", "tok/s"], [
-            ["output", dollars(a["usd_per_million_output"]), count(a["decode_tokens_per_second"])],
-            ["input", dollars(a["usd_per_million_fresh_input"]), count(a["prefill_tokens_per_second"])],
-            [f"input, {a['cache_hit']:.0%} cached", dollars(a["usd_per_million_input"]), ""],
+            ["output, bound", dollars(a["usd_per_million_output"]), count(a["decode_tokens_per_second"])],
+            [prompt, dollars(a["usd_per_million_fresh_input"]), count(a["prefill_tokens_per_second"])],
+            [f"{prompt}, {a['cache_hit']:.0%} cached", dollars(a["usd_per_million_input"]), ""],
         ]),
     ])  # fmt: skip
 
@@ -157,7 +162,7 @@ def cost_table(a: Answer) -> str:
     ]  # fmt: skip
     lines = [
         title(a),
-        f"weights only; {dollars(a['price_per_gpu_hour'])} per GPU-hour, prefill at {a['mfu']:.0%} MFU; weights "
+        f"weights only; {dollars(a['price_per_gpu_hour'])} per GPU-hour; $/M in: {_input_kind(a)}; weights "
         f"{a['weights_gb']:,.0f} GB of {a['memory_gb']:,.0f} GB; cache sized at context {a['context']}",
         table(["batch", "step", "tok/s", "$/M out", "$/M in", "KV GB", "fits"], rows),
     ]
