@@ -223,6 +223,34 @@ def test_the_lengths_exercise(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "500 tokens" in err
 
 
+@pytest.mark.parametrize("verb", [("--requests", "2"), ("lengths", "--sizes", "40", "--times", "1")])
+def test_runs_repeat_their_prompts_only_with_the_seed_they_report(
+    capsys: pytest.CaptureFixture[str], verb: tuple[str, ...]
+) -> None:
+    """Equal prompts in a second run would measure the prefix cache that the first one filled."""
+    quick = () if verb[0] == "lengths" else QUICK
+
+    def run(*seed: str) -> tuple[int, list[str]]:
+        with MockServer(Script(chunks=2)) as server:
+            _, out, _ = bench(capsys, *verb, "--url", server.url, "--json", *seed, *quick)
+            sent = [body["messages"][0]["content"] for body in server.requests[3:]]
+        found = json.loads(out)
+        return found["seed"] if verb[0] == "lengths" else found["workload"]["seed"], sent
+
+    (first, prompts), (second, others) = run(), run()
+    assert first != second and not set(prompts) & set(others)
+    assert run("--seed", str(first)) == (first, prompts)
+
+
+def test_a_search_never_sends_a_prompt_of_the_run_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with MockServer(Script(ttft=0.02, chunks=2)) as server:
+        options = ("--rate", "3200", "--requests", "20", "--ttft-ms", "1", "--search")
+        bench(capsys, "--url", server.url, *options, *QUICK)
+        sent = [body["messages"][0]["content"] for body in server.requests]
+    run, search = set(sent[3:23]), set(sent[26:])  # each after the three requests of a first contact
+    assert len(run) == 20 and search and not run & search
+
+
 def test_the_terminal_table(capsys: pytest.CaptureFixture[str]) -> None:
     with MockServer(Script(chunks=3)) as server:
         code, out, _ = bench(capsys, "--url", server.url, "--requests", "2", *QUICK)

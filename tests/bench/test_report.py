@@ -32,7 +32,7 @@ def run() -> Run:
 
 @pytest.fixture
 def summary(run: Run) -> dict[str, object]:
-    found = {"url": "http://h", "api": "chat", "model": "<m>", "warnings": ["careful & <b>"]}
+    found = {"url": "http://h", "api": "chat", "model": "<m>", "warnings": ["careful & <b>"], "workload": {"seed": 7}}
     return found | summarize(run, Targets(ttft_ms=300)) | {"client": client_report(None, run)}
 
 
@@ -70,6 +70,7 @@ def test_the_terminal_table_says_what_failed(summary: dict[str, object]) -> None
     console.print(table(summary))
     text = console.export_text()
     assert "time to first token" in text and "http_error: 1 (it failed)" in text and "careful" in text
+    assert "seed: 7" in text
 
 
 def test_the_page_opens_offline_and_escapes(run: Run, summary: dict[str, object]) -> None:

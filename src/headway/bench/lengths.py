@@ -61,7 +61,7 @@ async def run(
             announce(f"{size} tokens: TTFT {_shown(rows[-1]['ttft_ms'])} ms, TPOT {_shown(rows[-1]['tpot_ms'])} ms")
         twice = prompts.unique(sent, max(sizes))
         pair = [await _send(client, twice, max(sizes), output_tokens) for _ in range(2 if contact.dead is None else 0)]
-    found: dict[str, Any] = {"url": endpoint.url, "model": client.model, "lengths": rows}
+    found: dict[str, Any] = {"url": endpoint.url, "model": client.model, "seed": seed, "lengths": rows}
     found["twice"] = _twice(pair) if pair else None
     failed = messages([record for record in [*contact.records, *pair] if record.failure is not None])
     found["warnings"] = contact.warnings + list(failed.values())
@@ -124,6 +124,7 @@ def table(found: dict[str, Any]) -> RenderableType:
         first, second = (_shown(value) for value in twice["ttft_ms"])
         cached = " then ".join("not told" if value is None else str(value) for value in twice["cached_tokens"])
         lines.append(Text(f"the longest prompt twice: TTFT {first} then {second} ms, cached tokens {cached}"))
+    lines.append(Text(f"seed: {found['seed']}"))
     lines += [Text(f"warning: {warning}", style="yellow") for warning in found["warnings"]]
     return Group(*lines)
 

@@ -280,9 +280,9 @@ async def search_goodput(
         async def batch(rate: float, requests: int, look: int) -> tuple[int, int]:
             nonlocal sent
             warmup = max(1, requests // 4)
-            # Fresh prompts every time: repeating them would measure the prefix cache.
-            fresh = replace(workload, requests=requests, warmup=warmup, seed=workload.seed + sent)
+            # Prompts unlike the run's before and every other batch's: repeating them would measure the prefix cache.
             sent += 1
+            fresh = replace(workload, requests=requests, warmup=warmup, seed=workload.seed + sent)
             shape = replace(load, rate=rate, seed=load.seed + sent)
             run = await run_load(client, shape, fresh.items(contact.measure), warmup)
             counted = [record for record in run.records if not record.warmup]

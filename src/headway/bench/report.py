@@ -131,7 +131,7 @@ def table(summary: dict[str, Any]) -> RenderableType:
     lines += [
         Text(f"throughput: {_cell(throughput['output'])} output, {_cell(throughput['input'])} input, "
              f"{_cell(throughput['total'])} total tokens/s; {_cell(throughput['requests'])} requests/s"),
-        Text(f"cached prompt tokens: {_cell(summary['cached_tokens']['total'])}"),
+        Text(f"cached prompt tokens: {_cell(summary['cached_tokens']['total'])}; seed: {summary['workload']['seed']}"),
     ]  # fmt: skip
     for kind, count in summary["failures"].items():
         lines.append(Text(f"failed, {kind}: {count} ({summary['failure_messages'][kind]})", style="red"))

@@ -14,7 +14,7 @@ Api = Annotated[str | None, typer.Option(help="chat, completions or anthropic; r
 Model = Annotated[str, typer.Option(help="Model to ask for; the first one listed by /v1/models if not given.")]
 KeyFile = Annotated[Path | None, typer.Option(help="File that holds the API key.")]
 Extra = Annotated[str, typer.Option(help="JSON object merged into every body; null removes a field.")]
-Seed = Annotated[int, typer.Option(help="Of prompts and arrivals.")]
+Seed = Annotated[int | None, typer.Option(help="Of prompts and arrivals; drawn and reported if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 SelfTest = Annotated[bool, typer.Option("--self-test/--no-self-test", help="Test the client before the run.")]
 Connect = Annotated[float, typer.Option(help="Seconds to wait for a connection.")]
@@ -44,7 +44,7 @@ def bench(
     output_tokens: Annotated[int, typer.Option(help="Limit on answers (max_tokens).")] = 64,
     shared_prefix: Annotated[int, typer.Option(help="Prompt tokens equal in all prompts.")] = 0,
     warmup: Annotated[int, typer.Option(help="Requests sent first and not counted.")] = 0,
-    seed: Seed = 0,
+    seed: Seed = None,
     slo: Annotated[str, typer.Option(help="Targets per request: ttft=1s,tpot=50ms,e2e=20s.")] = "",
     ttft_ms: Annotated[float | None, typer.Option(help="Target, ms; the same as in --slo.")] = None,
     tpot_ms: Annotated[float | None, typer.Option(help="Target, ms; the same as in --slo.")] = None,
@@ -91,6 +91,7 @@ def bench(
 
     endpoint = replace(_endpoint(url, api, model, api_key_file, extra), count_chunks=count_chunks)
     limits = _limits(connect_timeout, stall_timeout, request_timeout)
+    seed = _drawn(seed)
     workload = Workload(
         requests, input_tokens, output_tokens, shared_prefix, warmup, dataset, trace, speed, length_scale, seed
     )
@@ -155,7 +156,7 @@ def lengths(
     sizes: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "50,500,5000",
     times: Annotated[int, typer.Option(help="How often each is sent.")] = 5,
     output_tokens: Annotated[int, typer.Option(help="Limit on answers (max_tokens).")] = 64,
-    seed: Seed = 0,
+    seed: Seed = None,
     json_out: Json = False,
     plot: Annotated[Path | None, typer.Option(help="Write the plot (.svg or .png).")] = None,
     connect_timeout: Connect = 10.0,
@@ -171,7 +172,7 @@ def lengths(
     limits = _limits(connect_timeout, stall_timeout, request_timeout)
     wanted = exercise.parse_sizes(sizes)
     report.check_writable(plot, "--plot")
-    found = run_async(exercise.run(endpoint, limits, wanted, times, output_tokens, seed, _say))
+    found = run_async(exercise.run(endpoint, limits, wanted, times, output_tokens, _drawn(seed), _say))
     if plot is not None:
         exercise.plot(found, plot)
     if json_out:
@@ -206,6 +207,13 @@ def _endpoint(url: str, api: str | None, model: str, key_file: Path | None, extr
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("--api-key-file", f"cannot read {key_file}: {error}") from None
     return Endpoint.parse(url, api, model, key, extra)
+
+
+def _drawn(seed: int | None) -> int:
+    """The seed given, else a new one: equal prompts in a second run would find the first one's in the prefix cache."""
+    import secrets
+
+    return secrets.randbelow(1 << 32) if seed is None else seed
 
 
 def _limits(connect: float, stall: float, total: float) -> Any:
