@@ -12,6 +12,7 @@ import pytest
 
 from headway.bench.mock import MockServer, Script
 from headway.cli import main
+from headway.roofline.probe import Profile, save_profile
 
 QUICK = ("--no-self-test", "--stall-timeout", "0.4", "--request-timeout", "1")
 
@@ -249,6 +250,19 @@ def test_a_search_never_sends_a_prompt_of_the_run_before_it(capsys: pytest.Captu
         sent = [body["messages"][0]["content"] for body in server.requests]
     run, search = set(sent[3:23]), set(sent[26:])  # each after the three requests of a first contact
     assert len(run) == 20 and search and not run & search
+
+
+def test_this_machine_is_the_one_that_was_probed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path))
+    device = ("--hardware", "this-machine", "--shape", "llama-3.1-8b")
+    code, _, err = bench(capsys, "--url", "http://h", *device)
+    assert code == 2 and "--hardware" in err and "headway probe" in err
+    save_profile(Profile("box", "2026-01-01", 2, 64e9, {"2": 18e9}, {"bf16": 1e11}), tmp_path / "profile.json")
+    with MockServer(Script(chunks=3)) as server:
+        code, out, _ = bench(capsys, "--url", server.url, "--requests", "2", *device, "--json", *QUICK)
+    assert code == 0 and json.loads(out)["prediction"]["hardware"] == "box"
 
 
 def test_the_terminal_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ def bench(
     gpus: Annotated[int, typer.Option(help="GPUs behind the endpoint.")] = 1,
     predict: Annotated[bool, typer.Option("--predict", help="Put the step-time model's bound beside it.")] = False,
     shape: Annotated[str | None, typer.Option(help="Model behind the endpoint: name, folder or .gguf.")] = None,
-    hardware: Annotated[str | None, typer.Option(help="Device: a name, or a profile of `headway probe`.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="Device: a name, this-machine, or a profile's .json.")] = None,
     precision: Annotated[str | None, typer.Option(help="Of its weights, where not the checkpoint's.")] = None,
     kv_precision: Annotated[str | None, typer.Option(help="Of its KV cache.")] = None,
     count_chunks: Annotated[bool, typer.Option("--count-chunks", help="Without usage, a chunk is a token.")] = False,
@@ -265,16 +265,13 @@ def _machine(shape: str, hardware: str | None, gpus: int, precision: str | None,
     """What --predict is to assume behind the endpoint."""
     from headway.bench.predict import Machine
     from headway.core.errors import BadInput
-    from headway.plan.models import load_shape
-    from headway.roofline.hardware import find_hardware
-    from headway.roofline.probe import device_of, load_profile
+    from headway.plan.models import load_device, load_shape
 
     if not shape:
         raise BadInput("--shape", "is needed for --predict: the model behind the endpoint")
     if hardware is None:
-        raise BadInput("--hardware", "is needed for --predict: a catalogue name, or a profile of `headway probe`")
-    device = device_of(load_profile(hardware)) if Path(hardware).is_file() else find_hardware(hardware)
-    machine = Machine.of(load_shape(shape), device, gpus, precision, kv_precision)
+        raise BadInput("--hardware", "is needed for --predict: a catalogue name, this-machine, or a profile's .json")
+    machine = Machine.of(load_shape(shape), load_device(hardware), gpus, precision, kv_precision)
     machine.model()  # refuses what cannot be, before the run
     return machine
 
