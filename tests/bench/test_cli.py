@@ -252,6 +252,21 @@ def test_a_search_never_sends_a_prompt_of_the_run_before_it(capsys: pytest.Captu
     assert len(run) == 20 and search and not run & search
 
 
+@pytest.mark.parametrize(("verb", "option"), [((), "--html"), (("lengths",), "--plot")])
+def test_plots_without_matplotlib_are_refused_before_the_run(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: tuple[str, ...],
+    option: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with MockServer(Script()) as server:
+        code, _, err = bench(capsys, *verb, "--url", server.url, option, str(tmp_path / "x.svg"))
+        assert not server.requests
+    assert code == 2 and f"{option}: plots need matplotlib" in err and "pip install 'headway[plots]'" in err
+
+
 def test_this_machine_is_the_one_that_was_probed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

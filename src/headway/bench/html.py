@@ -25,12 +25,12 @@ pre{background:#f4f6f8;padding:1rem;overflow:auto}
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def need_plots() -> None:
-    """Raises BadInput where matplotlib is not installed, before a run is spent."""
+def need_plots(option: str) -> None:
+    """Raises BadInput that names `option` where matplotlib is not installed, before a run is spent."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise BadInput("--html", "plots need matplotlib; install it (pip install matplotlib)") from None
+        raise BadInput(option, "plots need matplotlib; install it with: pip install 'headway[plots]'") from None
 
 
 def page(summary: dict[str, Any], run: Run) -> str:

@@ -131,9 +131,6 @@ def table(found: dict[str, Any]) -> RenderableType:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """TTFT and TPOT against prompt length, every repetition a point, medians joined."""
-    from headway.bench.html import need_plots
-
-    need_plots()
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.8), layout="constrained")

@@ -112,7 +112,7 @@ def bench(
     if html is not None:
         from headway.bench.html import need_plots
 
-        need_plots()
+        need_plots("--html")
     machine = _machine(shape or model, hardware, gpus, precision, kv_precision) if predict or hardware else None
     with LiveView(requests + warmup) as progress:
         measured = run_async(
@@ -172,6 +172,10 @@ def lengths(
     limits = _limits(connect_timeout, stall_timeout, request_timeout)
     wanted = exercise.parse_sizes(sizes)
     report.check_writable(plot, "--plot")
+    if plot is not None:
+        from headway.bench.html import need_plots
+
+        need_plots("--plot")
     found = run_async(exercise.run(endpoint, limits, wanted, times, output_tokens, _drawn(seed), _say))
     if plot is not None:
         exercise.plot(found, plot)
