@@ -36,7 +36,9 @@ def servers(model: Path, context: int) -> dict[str, list[str]]:
     found = {"headway": [*HEADWAY, "serve", str(model), "--max-model-len", str(context), "--port"]}
     if importlib.util.find_spec("llama_cpp"):
         found["llama-cpp-python"] = [sys.executable, "-m", "llama_cpp.server", "--model", str(model),
-                                     "--n_ctx", str(context), "--port"]  # fmt: skip
+                                     "--n_ctx", str(context),
+                                     "--interrupt_requests", "false",  # else a newcomer ends whoever runs
+                                     "--port"]  # fmt: skip
     return found
 
 
