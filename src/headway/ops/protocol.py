@@ -44,8 +44,8 @@ class Rope:
 class CacheLayout:
     """The paged cache: per group `blocks` blocks of `block_size` tokens.
 
-    Keys and values of a layer lie as [block][head][slot][width], each in its own array; how numbers lie within a head of
-    a block is the backend's own (the native one interleaves pairs of slots).
+    Keys and values of a layer lie as [block][head][slot][width], each in its own array; how numbers lie within a head
+    of a block is the backend's own (the native one interleaves pairs of slots).
     """
 
     groups: tuple[KVGroup, ...]
