@@ -29,6 +29,7 @@ from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
+from headway.roofline.probe import Profile
 from headway.roofline.step import StepTime
 from headway.scheduling.budget import Budget
 from headway.scheduling.policies import policy_named
@@ -142,7 +143,8 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
     model = load(DEFAULT_MODEL if options.model is None else options.model, backend, progress, free)
     limits, memory = _limits(options, model, backend.weight_bytes, free)
     tokenizer = Tokenizer(model.info.tokenizer)
-    budget, time_model = _budget(options, model, backend)
+    profile = saved_profile()
+    budget, time_model = _budget(options, model, backend, profile)
     ttl = to_ps(PREFIX_TTL_SECONDS)
     log = EventLog(*subscribers)
     resources = ExitStack()
@@ -152,7 +154,7 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
             policy=options.policy,
             budget=msgspec.structs.asdict(budget),
             ttl=ttl,
-            profile=msgspec.to_builtins(saved_profile()) if time_model else None,
+            profile=msgspec.to_builtins(profile) if time_model else None,
             config={"model": model.info.name, "backend": backend.name, "version": __version__},
         )
         log.subscribe(resources.enter_context(EventWriter(Path(options.event_log), header)))
@@ -179,9 +181,10 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
     return Engine(options, model, tokenizer, backend, threads, memory, loop, resources)
 
 
-def _budget(options: EngineOptions, model: Model, backend: Backend) -> tuple[Budget, StepTime | None]:
+def _budget(
+    options: EngineOptions, model: Model, backend: Backend, profile: Profile | None
+) -> tuple[Budget, StepTime | None]:
     """A step's budget in tokens, and in milliseconds where the machine was measured."""
-    profile = saved_profile()
     if profile is None and options.step_ms is not None:
         raise BadInput("--step-ms", "needs a profile of this machine; run `headway probe` first")
     usable = profile is not None and (options.step_ms is not None or backend.math in profile.rates)
