@@ -22,6 +22,7 @@ from pathlib import Path
 import uvicorn
 
 from headway.core.errors import BadInput
+from headway.engine.machine import event_loop_factory
 from headway.serve.admission import Backlog
 from headway.serve.app import Api, Gate, Phase
 from headway.serve.auth import Keys, is_loopback, read_keys
@@ -91,17 +92,8 @@ def run(options: ServeOptions) -> int:
     raise_file_limit()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # texts are encoded in our own threads, beside a busy engine
     sock = _bind(options.host, options.port)
-    with sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with sock, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         return runner.run(_Life(options, keys, sock).live())
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop where it is installed (`pip install 'headway[uvloop]'`): half the processor time per chunk."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop
 
 
 def _bind(host: str, port: int) -> socket.socket:
