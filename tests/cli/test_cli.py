@@ -44,6 +44,11 @@ def test_every_verb_explains_itself(verb: str) -> None:
             "--max-model-len: 8192 tokens",
         ),
         (["generate", "--prompt", "x", "--weights", "int3"], "--weights: 'int3' is not one of stored, int8, int4"),
+        (
+            ["generate", "--prompt", "x", "--weights", "int4", "--group", "48"],
+            "--group: 48 is not one of 16, 32, 64, 128",
+        ),
+        (["generate", "--prompt", "x", "--group", "64"], "--group: 64 needs --weights int8 or int4"),
         (["generate", "--prompt", "x", "--weights", "int4", "--backend", "reference"], "needs the native backend"),
         (["serve", "--step-ms", "-1"], "--step-ms: -1.0 is not a number above 0"),
         (["chat", "--backend", "cuda"], "--backend: 'cuda' is not one of auto, native, reference"),

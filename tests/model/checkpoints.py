@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,14 @@ def prompt(length: int, vocab: int = 160, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, vocab, length).tolist()
 
 
-def to_gguf(folder: Path, path: Path, kind: str = "F32") -> None:
+# What the files people call Q4_K_M hold: more bits for values, and where rows do not fit Q4_K.
+Q4_K_M = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "output": "Q8_0", "attn_k": "Q5_0"}
+
+
+def to_gguf(folder: Path, path: Path, kind: str = "F32", mixed: Mapping[str, str] | None = None) -> None:
     """Write a saved checkpoint as GGUF, the way llama.cpp's converter does: query and key rows permuted per head,
-    llama3 scaling as one factor per pair. kind: type of the matrices."""
+    llama3 scaling as one factor per pair. kind: type of the matrices; `mixed` names others by the tensor's short name.
+    Types that the gguf package does not quantise to get random weights of N(0, 0.1) or so."""
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -94,12 +100,35 @@ def to_gguf(folder: Path, path: Path, kind: str = "F32") -> None:
             n = heads if "q_proj" in name else kv_heads
             tensor = tensor.reshape(n, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        stored = gguf.GGMLQuantizationType[kind if tensor.ndim == 2 else "F32"]
-        writer.add_tensor(target, gguf.quants.quantize(np.ascontiguousarray(tensor), stored), raw_dtype=stored)
+        short = target.removesuffix(".weight").rpartition(".")[2]
+        stored = gguf.GGMLQuantizationType[(mixed or {}).get(short, kind) if tensor.ndim == 2 else "F32"]
+        if stored.name.lower() in FACTORS:
+            data = random_blocks(tensor.shape, stored, len(target))
+        else:
+            data = gguf.quants.quantize(np.ascontiguousarray(tensor), stored)
+        writer.add_tensor(target, data, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+# Where the K formats' float16 factors lie in a block, and about what they must be for weights of N(0, 0.1).
+FACTORS = {
+    "q2_k": {80: 0.007, 82: 0.011}, "q3_k": {108: 0.0025}, "q4_k": {0: 0.0004, 2: 0.003},
+    "q5_k": {0: 0.0002, 2: 0.003}, "q6_k": {208: 0.00008},
+}  # fmt: skip
+
+
+def random_blocks(shape: tuple[int, ...], stored: gguf.GGMLQuantizationType, seed: int) -> np.ndarray:
+    """Rows of valid blocks with random codes, uint8 [rows, bytes]."""
+    rng = np.random.default_rng(seed)
+    numbers, size = gguf.GGML_QUANT_SIZES[stored]
+    data = rng.integers(0, 256, (shape[0], shape[1] // numbers, size), dtype=np.uint8)
+    for byte, factor in FACTORS[stored.name.lower()].items():
+        values = (factor * rng.uniform(0.7, 1.3, data.shape[:2])).astype(np.float16)
+        data[..., byte : byte + 2] = values[..., None].view(np.uint8)
+    return data.reshape(shape[0], -1)
 
 
 def _factors(rope: dict[str, float], head_dim: int) -> np.ndarray:

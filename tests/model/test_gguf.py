@@ -107,7 +107,7 @@ def test_files_of_the_gguf_package_are_read_alike(tmp_path: Path) -> None:
         getattr(writer, f"add_{kind}")(f"x.{kind}", value)
     writer.add_array("x.array", [1, 2, 3])
     writer.add_array("x.words", ["a", "", "ü"])
-    types = [gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")]
+    types = [gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")]
     values = np.random.default_rng(0).standard_normal((6, 64)).astype(np.float32)
     for kind in types:
         writer.add_tensor(kind.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -169,7 +169,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "an offset that wraps": (file([], [tensor("t", (4,), 0, 2**64 - 32)], DATA), "'t': ends at byte"),
     "a misaligned offset": (file([], [tensor("t", (4,), 0, 4)], DATA), "'t': its offset 4"),
     "a broken block": (file([], [tensor("t", (33, 2), 8, 0)], DATA), "'t': rows of 33"),
-    "a K-quant": (file([], [tensor("t", (256,), 14, 0)], DATA), "'t': stored as Q6_K; supported are"),
+    "a type not read": (file([], [tensor("t", (256,), 16, 0)], DATA), "'t': stored as IQ2_XXS; supported are"),
     "an unknown type": (file([], [tensor("t", (256,), 77, 0)], DATA), "'t': stored as unknown type 77"),
     "a tensor twice": (file([], [tensor("t", (4,), 0, 0), tensor("t", (4,), 0, 32)], DATA), "'t': is given twice"),
     "overlap": (file([], [tensor("t", (16,), 0, 0), tensor("u", (4,), 0, 32)], DATA), "'u': overlaps tensor 't'"),

@@ -5,16 +5,18 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.ops.blocks import BLOCKS
 from headway.ops.weight import FORMATS, Weight, stored_bytes
 
 TYPES = {format: gguf.GGMLQuantizationType[format.upper()] for format in FORMATS}
 
 
 def bits(x: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(x).view(np.uint32)
+    """Every NaN is the same one: which a sum of two makes is the processor's choice."""
+    return np.where(np.isnan(x), np.float32(np.nan), x).view(np.uint32)
 
 
 def assert_same_bits(weight: Weight) -> None:
@@ -26,7 +28,12 @@ def assert_same_bits(weight: Weight) -> None:
     np.testing.assert_array_equal(bits(mine), bits(expected))
 
 
-@pytest.mark.parametrize("format", FORMATS)
+QUANTISED_THERE = [
+    format for format in FORMATS if format[1:] not in ("2_k", "3_k", "4_k", "5_k", "6_k") and format[0] != "i"
+]
+
+
+@pytest.mark.parametrize("format", QUANTISED_THERE)
 def test_quantised_numbers_dequantise_bit_equal(format: str) -> None:
     values = np.random.default_rng(1).standard_normal((700, 1056)).astype(np.float32)  # more than one pass of blocks
     data = gguf.quants.quantize(values, TYPES[format]).view(np.uint8).reshape(-1)
@@ -34,6 +41,7 @@ def test_quantised_numbers_dequantise_bit_equal(format: str) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@settings(deadline=None)
 @given(rows=st.integers(1, 5), blocks=st.integers(1, 3), seed=st.integers(0, 2**32))
 def test_any_bytes_dequantise_bit_equal(format: str, rows: int, blocks: int, seed: int) -> None:
     """Infinities, NaNs, subnormals and negative zeros included."""
@@ -44,7 +52,7 @@ def test_any_bytes_dequantise_bit_equal(format: str, rows: int, blocks: int, see
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_misaligned_data_is_read_right(format: str) -> None:
-    shape = (2, 64)
+    shape = (2, 2 * FORMATS[format][0])
     size = stored_bytes(format, shape)
     data = np.random.default_rng(2).integers(0, 100, size, np.uint8)
     shifted = np.empty(size + 1, np.uint8)[1:]
@@ -52,6 +60,11 @@ def test_misaligned_data_is_read_right(format: str) -> None:
     np.testing.assert_array_equal(
         bits(Weight("w", shape, format, shifted).dequantise()), bits(Weight("w", shape, format, data).dequantise())
     )
+
+
+@pytest.mark.parametrize("format", BLOCKS)
+def test_sizes_are_ggmls(format: str) -> None:
+    assert FORMATS[format] == gguf.GGML_QUANT_SIZES[TYPES[format]]
 
 
 def test_f32_is_a_view() -> None:

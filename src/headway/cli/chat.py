@@ -33,6 +33,7 @@ def chat(
     threads: options.Threads = None,
     backend: options.Backend = "auto",
     weights: options.Weights = "stored",
+    group: options.Group = None,
 ) -> None:
     """Talk to a model; the history is kept, and each turn reuses the cache of the turns before.
 
@@ -54,6 +55,7 @@ def chat(
         "threads": threads,
         "backend": backend,
         "weights": weights,
+        "group": group,
     }
     with load_model(model, **chosen) as llm:
         _converse(_local(llm, params), start)

@@ -35,6 +35,7 @@ def generate(
     threads: options.Threads = None,
     backend: options.Backend = "auto",
     weights: options.Weights = "stored",
+    group: options.Group = None,
 ) -> None:
     """Complete prompts in batches; an interrupted run continues where it stopped."""
     from headway.cli import jobs
@@ -54,6 +55,7 @@ def generate(
         "threads": threads,
         "backend": backend,
         "weights": weights,
+        "group": group,
     }
     with load_model(model, quiet=json, **chosen) as llm:
         if work:

@@ -17,6 +17,10 @@ MaxModelLen = Annotated[
 Threads = Annotated[int | None, typer.Option(help="CPU threads; default: the cores this process may use.")]
 Backend = Annotated[str, typer.Option(help="auto, native, or reference.")]
 Weights = Annotated[str, typer.Option(help="stored, or int8 or int4: quantise 16 and 32-bit weights at load.")]
+Group = Annotated[
+    int | None,
+    typer.Option(help="With --weights: numbers per scale, 16, 32, 64 or 128; default: 128 for int8, 32 for int4."),
+]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 = greedy.")]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same answer; default: a random one.")]

@@ -26,6 +26,7 @@ def serve(
     threads: options.Threads = None,
     backend: options.Backend = "auto",
     weights: options.Weights = "stored",
+    group: options.Group = None,
     max_rows: Annotated[int, typer.Option(help="Most requests that run at once.")] = 32,
     max_step_tokens: Annotated[int, typer.Option(help="Most new tokens in one step: the chunk budget.")] = 512,
     step_ms: Annotated[
@@ -67,6 +68,7 @@ def serve(
         kv_cache_gib=kv_cache_gib,
         max_model_len=max_model_len,
         weights=weights,
+        group=group,
         max_rows=max_rows,
         max_step_tokens=max_step_tokens,
         step_ms=step_ms,

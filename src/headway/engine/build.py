@@ -104,7 +104,7 @@ class Engine:
         self._resources.close()
 
 
-def make_backend(name: str, threads: int, weights: str = "stored") -> Backend:
+def make_backend(name: str, threads: int, weights: str = "stored", group: int | None = None) -> Backend:
     """The backend called `name`; "auto" is native where its kernels were built, else reference, with a warning.
 
     Raises:
@@ -114,7 +114,7 @@ def make_backend(name: str, threads: int, weights: str = "stored") -> Backend:
         raise BadInput("--backend", f"{name!r} is not one of {', '.join(BACKENDS)}")
     missing = native.why_not()
     if missing is None and name != "reference":
-        return NativeBackend(threads, weights)
+        return NativeBackend(threads, weights, group)
     if name == "native":
         raise BadInput("--backend", f"native cannot be used. {missing}")
     if weights != "stored":
@@ -136,7 +136,7 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
         HeadwayError: an option cannot be honoured, or the model's files are at fault.
     """
     threads = options.threads or usable_cores()
-    backend = make_backend(options.backend, threads, options.weights)
+    backend = make_backend(options.backend, threads, options.weights, options.group)
     if options.deterministic and not backend.deterministic:
         raise BadInput("--deterministic", f"the {backend.name} backend's results depend on batch shape; use native")
     free = free_memory()

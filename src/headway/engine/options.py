@@ -10,6 +10,7 @@ from headway.core.errors import BadInput
 
 POLICIES = ("chunked", "prefill-first", "static")
 WEIGHTS = ("stored", "int8", "int4")
+GROUPS = (16, 32, 64, 128)
 BACKENDS = ("auto", "native", "reference")
 COUNTS = (
     "threads", "max_model_len", "max_rows", "max_step_tokens", "block_size", "max_queued", "max_queued_tokens",
@@ -24,6 +25,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         backend: "native" (C++ kernels), "reference" (numpy), or "auto": native where it is built.
         weights: "stored" as in the file, or "int8" or "int4": 16 and 32-bit matrices are quantised at load, embedding
             and output matrix to 8 bits (native backend only).
+        group: weights that share a scale when quantised at load: 16, 32, 64 or 128; None = 128 for int8, 32 for int4.
         threads: CPU threads; None = the cores this process may use.
         kv_cache_gib: GiB for the KV cache; None = from free memory.
         max_model_len: longest prompt + output in tokens; None = the model's context.
@@ -43,6 +45,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: str | None = None
     backend: str = "auto"
     weights: str = "stored"
+    group: int | None = None
     threads: int | None = None
     kv_cache_gib: float | None = None
     max_model_len: int | None = None
@@ -65,6 +68,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise BadInput(_flag(name), f"{value} is not a number above 0")
+        if self.group is not None and self.group not in GROUPS:
+            raise BadInput("--group", f"{self.group} is not one of {', '.join(map(str, GROUPS))}")
+        if self.group is not None and self.weights == "stored":
+            raise BadInput("--group", f"{self.group} needs --weights int8 or int4; stored weights keep their groups")
         for name, accepted in (("policy", POLICIES), ("backend", BACKENDS), ("weights", WEIGHTS)):
             if getattr(self, name) not in accepted:
                 raise BadInput(_flag(name), f"{getattr(self, name)!r} is not one of {', '.join(accepted)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headway.core.errors import BadInput, ModelFileError
@@ -102,9 +102,9 @@ def load(source: str | Path, backend: Backend, progress: Progress | None = None,
     groups = decoder.groups(backend.kv_dtype_bytes)
     prepared, taken = {}, Counter[str]()
     for role, weight in decoder.weights.items():
-        before = backend.weight_bytes
-        prepared[role] = backend.prepare(weight)
-        taken[decoder.parts[role]] += backend.weight_bytes - before
+        before, part = backend.weight_bytes, decoder.parts[role]
+        prepared[role] = backend.prepare(replace(weight, part=part))
+        taken[part] += backend.weight_bytes - before
     return Model(info, groups, _shape(info, decoder, taken, groups), decoder.build(prepared))
 
 

@@ -12,8 +12,9 @@ from functools import cached_property
 
 import numpy as np
 
+from headway.core.errors import ModelFileError
 from headway.ops.protocol import CacheLayout, Forward, GroupBatch, Program, Rope, StepBatch
-from headway.ops.weight import Weight
+from headway.ops.weight import NOT_FINITE, Weight
 
 _TILE = 128  # queries of one row attended to at once: bounds the score matrix
 _BATCHED = 8  # rows with the same number of queries, up to this, are attended to together
@@ -49,6 +50,8 @@ class ReferenceBackend:
     def prepare(self, weight: Weight) -> np.ndarray:
         """Dequantise to float32 of the same shape. BLAS would copy a misaligned view at every use: copy it once."""
         prepared = np.require(weight.dequantise(), np.float32, ["C", "A"])
+        if not np.isfinite(prepared).all():
+            raise ModelFileError(f"tensor {weight.name}: {NOT_FINITE}")
         self.weight_bytes += prepared.nbytes
         return prepared
 

@@ -10,9 +10,10 @@ import pytest
 
 from headway.core.errors import BadInput
 from headway.ops import native
+from headway.ops.blocks import BLOCKS
 from headway.ops.native.backend import NativeBackend
-from headway.ops.protocol import CacheLayout, GroupBatch, StepBatch
-from headway.ops.weight import FORMATS, Weight
+from headway.ops.protocol import Backend, CacheLayout, GroupBatch, StepBatch
+from headway.ops.weight import Weight
 from headway.roofline.shape import KVGroup
 
 ONE_LAYER = CacheLayout((KVGroup("full", (0,), 1, 2, 2),), (16,), 32)
@@ -47,14 +48,26 @@ def matrix(x: np.ndarray, format: str = "f32", name: str = "matrix") -> Weight:
     return Weight(name, x.shape, format, stored.view(np.uint8).reshape(-1))
 
 
-def blocks(out: int, inputs: int, format: str, seed: int = 0) -> Weight:
-    """A weight of a block format with every possible code, and scales of both signs and many sizes."""
+# Where a block's float16 factors lie.
+FACTORS = dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (0, 2)) | {"q2_k": (80, 82), "q3_k": (108,), "q6_k": (208,)}
+
+
+def unchecked(backend: Backend, x: np.ndarray) -> Any:
+    """A prepared float32 matrix that may hold what `prepare` refuses: infinities and NaN."""
+    if not isinstance(backend, NativeBackend):
+        return x
+    return backend._engine.pack(matrix(x).data, "f32", *x.shape)
+
+
+def blocks(out: int, inputs: int, format: str, seed: int = 0, spread: tuple[int, int] = (-12, 2)) -> Weight:
+    """A weight of a block format with every possible code, and factors of both signs and many sizes: N(0, 1) times
+    powers of two of `spread`."""
     rng = np.random.default_rng(seed)
-    numbers, size = FORMATS[format]
+    numbers, size, _ = BLOCKS[format]
     data = rng.integers(0, 256, (out * inputs // numbers, size), dtype=np.uint8)
-    for field in range(2 if format == "q4_1" else 1):
-        scale = (rng.standard_normal(len(data)) * 2.0 ** rng.integers(-12, 2, len(data))).astype(np.float16)
-        data[:, 2 * field : 2 * field + 2] = scale.view(np.uint8).reshape(-1, 2)
+    for byte in FACTORS.get(format, (0,)):
+        factor = (rng.standard_normal(len(data)) * 2.0 ** rng.integers(*spread, len(data))).astype(np.float16)
+        data[:, byte : byte + 2] = factor.view(np.uint8).reshape(-1, 2)
     return Weight("blocks", (out, inputs), format, data.reshape(-1))
 
 
@@ -76,7 +89,7 @@ def run(
 ) -> np.ndarray:
     """family(ops, handle of x [tokens, width]) -> its value for each token, or for the rows named."""
     tokens = list(range(len(x))) if rows is None else list(rows)
-    table = NativeBackend(threads=1, kernels="scalar").prepare(matrix(x))
+    table = unchecked(NativeBackend(threads=1, kernels="scalar"), x)
     backend.allocate(ONE_LAYER)
     program = backend.compile(lambda ops: ops.logit_rows(family(ops, ops.embed(table))))
     batch = step(len(tokens))

@@ -10,11 +10,24 @@ import pytest
 
 from headway.ops.native.backend import NativeBackend
 from headway.ops.reference import ACTIVATIONS
-from headway.ops.weight import Weight
+from headway.ops.weight import FORMATS, Weight
 from tests.ops.native.harness import ONE_LAYER, blocks, kernels, matrix, quantised, random, run, step, vector
 
-INTEGERS = ["q8_0", "q4_0", "q4_1"]
+INTEGERS = [
+    "q8_0",
+    "q4_0",
+    "q4_1",
+    "q5_1",
+    "q2_k",
+    "q3_k",
+    "q6_k",
+]  # every width, zero and minimum, groups of 16 and 32
 FLOATS = ["f32", "f16", "bf16"]
+
+
+def whole_blocks(format: str, inputs: int) -> int:
+    """`inputs`, or the next size that the format allows."""
+    return -(-inputs // FORMATS[format][0]) * FORMATS[format][0]
 
 
 def weight(format: str, out: int, inputs: int, seed: int = 1) -> Weight:
@@ -23,10 +36,10 @@ def weight(format: str, out: int, inputs: int, seed: int = 1) -> Weight:
     return matrix(random(out, inputs, seed=seed), format)
 
 
-def met(backend: NativeBackend, x: np.ndarray, w: Weight, group: int = 32) -> np.ndarray:
+def met(backend: NativeBackend, x: np.ndarray, w: Weight) -> np.ndarray:
     """The activations as the kernels see them."""
-    if w.format in INTEGERS or group != 32:
-        return quantised(x, group)
+    if w.format in INTEGERS:
+        return quantised(x, 16 if w.format in ("q2_k", "q3_k", "q6_k") else 32)
     rounds = w.format == "bf16" and backend.kernels == "avx512_bf16"
     return matrix(x, "bf16").dequantise() if rounds else x.astype(np.float64)
 
@@ -42,11 +55,11 @@ def close(got: np.ndarray, x: np.ndarray, w: np.ndarray) -> None:
 @pytest.mark.parametrize("format", INTEGERS + FLOATS)
 @pytest.mark.parametrize(("out", "inputs"), [(1, 32), (33, 64), (70, 576), (160, 416)])
 def test_linear_equals_its_formula(kernel: str, format: str, out: int, inputs: int) -> None:
-    backend = NativeBackend(threads=2, kernels=kernel)
+    backend, inputs = NativeBackend(threads=2, kernels=kernel), whole_blocks(format, inputs)
     w = weight(format, out, inputs)
     x = random(14, inputs) * 10.0 ** np.random.default_rng(2).integers(-3, 3, (14, 1)).astype(np.float32)
     prepared = backend.prepare(w)
-    close(run(backend, x, lambda ops, h: ops.linear(h, prepared)), met(backend, x, w), w.dequantise())
+    close(run(backend, x, lambda ops, h: ops.linear(h, prepared)), met(backend, x, w), prepared.unpack())
 
 
 @pytest.mark.parametrize("kernel", kernels())
@@ -56,11 +69,14 @@ def test_odd_widths(kernel: str, format: str, inputs: int) -> None:
     backend = NativeBackend(threads=1, kernels=kernel)
     w, x = weight(format, 5, inputs), random(3, inputs)
     prepared = backend.prepare(w)
-    close(run(backend, x, lambda ops, h: ops.linear(h, prepared)), met(backend, x, w), w.dequantise())
+    close(run(backend, x, lambda ops, h: ops.linear(h, prepared)), met(backend, x, w), prepared.unpack())
 
 
 @pytest.mark.parametrize("kernel", kernels())
-@pytest.mark.parametrize(("kind", "group"), [("int8", 128), ("int8", 64), ("int4", 32), ("int4", 64), ("int4", 128)])
+@pytest.mark.parametrize(
+    ("kind", "group"),
+    [("int8", 128), ("int8", 64), ("int8", 16), ("int4", 16), ("int4", 32), ("int4", 64), ("int4", 128)],
+)
 @pytest.mark.parametrize("inputs", [40, 576])
 def test_weights_quantised_at_load(kernel: str, kind: str, group: int, inputs: int) -> None:
     backend = NativeBackend(threads=2, kernels=kernel, weights=kind, group=group)
@@ -73,17 +89,18 @@ def test_weights_quantised_at_load(kernel: str, kind: str, group: int, inputs: i
 def test_extremes(kernel: str, format: str) -> None:
     """Zeros, one spike among zeros, values near the ends of float32, alternating signs at full scale."""
     backend = NativeBackend(threads=1, kernels=kernel)
-    w = weight(format, 40, 128)
-    x = np.zeros((6, 128), np.float32)
+    inputs = whole_blocks(format, 128)
+    w = weight(format, 40, inputs)
+    x = np.zeros((6, inputs), np.float32)
     x[1, 77] = 3e4
     x[2] = 1e-38
     x[3] = 1e30
-    x[4] = np.where(np.arange(128) % 2, -127.0, 127.0)
-    x[5] = np.linspace(-1, 1, 128)
+    x[4] = np.where(np.arange(inputs) % 2, -127.0, 127.0)
+    x[5] = np.linspace(-1, 1, inputs)
     prepared = backend.prepare(w)
     got = run(backend, x, lambda ops, h: ops.linear(h, prepared))
     rows = [0, 1, 3, 4, 5]
-    close(got[rows], met(backend, x, w)[rows], w.dequantise())
+    close(got[rows], met(backend, x, w)[rows], prepared.unpack())
     assert (np.abs(got[2]) <= 1e-30).all()
 
 
@@ -92,7 +109,8 @@ def test_extremes(kernel: str, format: str) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_row_that_is_not_finite_says_so_and_spares_its_neighbours(kernel: str, format: str, bad: float) -> None:
     backend = NativeBackend(threads=1, kernels=kernel)
-    prepared, x = backend.prepare(weight(format, 33, 96)), random(8, 96)
+    inputs = whole_blocks(format, 96)
+    prepared, x = backend.prepare(weight(format, 33, inputs)), random(8, inputs)
     fine = run(backend, x, lambda ops, h: ops.linear(h, prepared))
     x[4, 50] = bad
     got = run(backend, x, lambda ops, h: ops.linear(h, prepared))
@@ -102,10 +120,11 @@ def test_a_row_that_is_not_finite_says_so_and_spares_its_neighbours(kernel: str,
 
 def block(backend: NativeBackend, format: str) -> Any:
     """Everything of a layer that is row by row: norm, linear with bias and residual, gated MLP."""
-    rows = [weight(format, 96, 96, seed) for seed in range(2)]
-    up = [weight(format, 288, 96, seed) for seed in range(2)]
-    prepared = [backend.prepare(w) for w in (*rows, *up, weight(format, 96, 288))]
-    scale, bias = (backend.prepare(vector(random(96, seed=seed))) for seed in (3, 4))
+    width, inner = whole_blocks(format, 96), whole_blocks(format, 288)
+    rows = [weight(format, width, width, seed) for seed in range(2)]
+    up = [weight(format, inner, width, seed) for seed in range(2)]
+    prepared = [backend.prepare(w) for w in (*rows, *up, weight(format, width, inner))]
+    scale, bias = (backend.prepare(vector(random(width, seed=seed))) for seed in (3, 4))
 
     def family(ops: Any, x: Any) -> Any:
         h = ops.rms_norm(x, scale, 1e-5)
@@ -120,7 +139,7 @@ def block(backend: NativeBackend, format: str) -> Any:
 @pytest.mark.parametrize("kernel", kernels())
 @pytest.mark.parametrize("format", INTEGERS + FLOATS)
 def test_a_row_is_the_same_bits_alone_in_any_batch_and_on_any_number_of_threads(kernel: str, format: str) -> None:
-    x = random(300, 96)
+    x = random(300, whole_blocks(format, 96))
     backend = NativeBackend(threads=3, kernels=kernel)
     family = block(backend, format)
     together = run(backend, x, family)

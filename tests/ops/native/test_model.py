@@ -13,7 +13,7 @@ from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
-from tests.model.checkpoints import VARIANTS, make, prompt, to_gguf
+from tests.model.checkpoints import Q4_K_M, VARIANTS, make, prompt, to_gguf
 from tests.model.paging import Bench
 from tests.ops.native.harness import kernels
 
@@ -64,6 +64,24 @@ def test_a_sequence_is_the_same_bits_alone_batched_chunked_and_over_used_blocks(
         for name in (f"chunks of {chunk}", f"neighbour {chunk}"):
             runner.free += runner.tables.pop(name)
             del runner.length[name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mixed"), [("Q4_K", Q4_K_M), ("Q2_K", {}), ("Q3_K", {}), ("Q5_K", {}), ("Q6_K", {}), ("Q5_1", {})]
+)
+def test_a_k_quant_file_generates_what_its_dequantised_reference_does(
+    tmp_path: Path, kind: str, mixed: dict[str, str]
+) -> None:
+    make(tmp_path, hidden_size=256, intermediate_size=512, head_dim=64)
+    to_gguf(tmp_path, tmp_path / "model.gguf", kind, mixed)
+    mine = bench(tmp_path / "model.gguf", NativeBackend(kv_dtype="f32"))
+    theirs = bench(tmp_path / "model.gguf", ReferenceBackend())
+    got, want = mine.step({"a": prompt(40)}), theirs.step({"a": prompt(40)})
+    assert divergence(got, want).mean() < 0.01
+    best = np.sort(want, axis=-1)
+    clear = best[:, -1] - best[:, -2] > 0.3  # the rest may go either way after rounding activations to 8 bits
+    assert clear.sum() > 10
+    np.testing.assert_array_equal(got.argmax(-1)[clear], want.argmax(-1)[clear])
 
 
 @pytest.fixture(scope="module")

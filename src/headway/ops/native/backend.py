@@ -20,11 +20,13 @@ import numpy as np
 
 from headway.core.errors import BadInput, ModelFileError
 from headway.ops import native
+from headway.ops.blocks import BLOCKS
 from headway.ops.protocol import CacheLayout, Forward, Prepared, Program, Rope, StepBatch
-from headway.ops.weight import Weight
+from headway.ops.weight import NOT_FINITE, Weight
 
+GROUPS = (16, 32, 64, 128)  # inputs that may share a scale
 _TARGETS = {"stored": 0, "int8": 128, "int4": 32}  # and the default group
-_WIDE = ("embed", "lm_head", "token_embd", "output.weight")  # tables that stay at 8 bits: errors here reach the logits
+_WIDE = ("embed", "head")  # parts that stay at 8 bits: errors here reach the logits
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class NativeBackend:
         threads: how many compute; None = one per core this process may use.
         weights: "stored" keeps the file's precision; "int8" and "int4" quantise 16 and 32-bit matrices at load, the
             embedding and the output matrix always to 8 bits.
-        group: inputs per scale when quantising: 32, 64 or 128; None = 128 for int8, 32 for int4.
+        group: inputs per scale when quantising: 16, 32, 64 or 128; None = 128 for int8, 32 for int4.
         kv_dtype: "bf16" or "f32", how the cache is kept.
         kernels: "avx512_bf16", "avx512", "avx2" or "scalar"; None = the best this machine runs.
 
@@ -63,8 +65,8 @@ class NativeBackend:
     ) -> None:
         if weights not in _TARGETS:
             raise BadInput("weights", f"{weights!r} is not one of {', '.join(_TARGETS)}")
-        if group not in (None, 32, 64, 128):
-            raise BadInput("group", f"{group} is not 32, 64 or 128")
+        if group not in (None, *GROUPS):
+            raise BadInput("group", f"{group} is not one of {', '.join(map(str, GROUPS))}")
         if kv_dtype not in ("bf16", "f32"):
             raise BadInput("kv_dtype", f"{kv_dtype!r} is not bf16 or f32")
         if threads is None:
@@ -99,21 +101,30 @@ class NativeBackend:
         return max(self._bytes, key=self._bytes.__getitem__)
 
     def prepare(self, weight: Weight) -> Prepared:
-        """Pack a matrix for the kernels, on all threads; a vector becomes float32."""
+        """Pack a matrix for the kernels, on all threads; a vector becomes float32.
+
+        Raises:
+            ModelFileError: the weight's data do not fit its shape, or hold an infinity or NaN.
+        """
         if len(weight.shape) == 1:
-            self._bytes["fp32"] += 4 * weight.shape[0]
-            return self._module.Vector(np.ascontiguousarray(weight.dequantise()))
+            vector = np.ascontiguousarray(weight.dequantise())
+            if not np.isfinite(vector).all():
+                raise ModelFileError(f"tensor {weight.name}: {NOT_FINITE}")
+            self._bytes["fp32"] += vector.nbytes
+            return self._module.Vector(vector)
         out, inputs = weight.shape
         target, group = "", 0
-        if self._weights != "stored" and not weight.format.startswith("q"):
-            target = "int8" if any(part in weight.name for part in _WIDE) else self._weights
+        if self._weights != "stored" and weight.format not in BLOCKS:
+            target = "int8" if weight.part in _WIDE else self._weights
             group = self._group or _TARGETS[target]
         data = np.ascontiguousarray(weight.data.reshape(-1))
         try:
             matrix = self._engine.pack(data, weight.format, out, inputs, target, group)
         except ValueError as error:
             raise ModelFileError(f"tensor {weight.name}: {error}") from None
-        integer = target or weight.format.startswith("q")
+        if not matrix.finite:
+            raise ModelFileError(f"tensor {weight.name}: {NOT_FINITE}")
+        integer = target or weight.format in BLOCKS
         self._bytes["int8" if integer else "fp32" if weight.format == "f32" else "bf16"] += matrix.nbytes
         return matrix
 

@@ -13,7 +13,7 @@
 namespace headway {
 
 constexpr int TILE = 32;           // outputs of a weight tile: two AVX-512 or four AVX2 vectors
-constexpr int SMALLEST_GROUP = 32;  // inputs that share a scale: 32, 64 or 128
+constexpr int SMALLEST_GROUP = 16;  // inputs that share a scale: 16, 32, 64 or 128
 constexpr int LARGEST_GROUP = 128;
 
 HW_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }

@@ -44,8 +44,8 @@ HW_INLINE void store_sums(const Simd::F (&sums)[ROWS][VECTORS], float* acc, size
     for (int v = 0; v < VECTORS; ++v) Simd::store(acc + r * stride + v * Simd::W, sums[r][v]);
 }
 
-// dots[row][vector] += codes of `inputs` inputs times activations.
-template <int BITS, int ROWS>
+// dots[row][vector] += codes of `inputs` inputs times activations. SMALL: 8-bit codes are at most 127.
+template <int BITS, bool SMALL, int ROWS>
 HW_INLINE void dot_codes(Simd::I (&dots)[ROWS][VECTORS], const uint8_t* codes, const Slice& s, const int8_t* a, size_t stride,
                          int inputs) {
   if constexpr (BITS == 8) {
@@ -59,7 +59,9 @@ HW_INLINE void dot_codes(Simd::I (&dots)[ROWS][VECTORS], const uint8_t* codes, c
       for (int r = 0; r < ROWS; ++r) {
         const Simd::I x = Simd::broadcast4(a + r * stride + k);
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; ++v) dots[r][v] = Simd::dot8(dots[r][v], w[v], x);
+        for (int v = 0; v < VECTORS; ++v) {
+          dots[r][v] = SMALL ? Simd::dot4(dots[r][v], w[v], x) : Simd::dot8(dots[r][v], w[v], x);
+        }
       }
     }
   } else {
@@ -105,7 +107,7 @@ void integer_rows(const Matrix& m, const Slice& s, const Activations& a, int row
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) dots[r][v] = offset;
     }
-    dot_codes<BITS, ROWS>(dots, w + (MIN ? 4 : 2) * TILE, s, q + k, a.stride, inputs);
+    dot_codes<BITS, MIN, ROWS>(dots, w + (MIN ? 4 : 2) * TILE, s, q + k, a.stride, inputs);
 
     const uint16_t* scale = reinterpret_cast<const uint16_t*>(w);
 #pragma GCC unroll 4
@@ -188,6 +190,7 @@ template <int ROWS>
 void rows_of_tile(const Matrix& m, const Slice& s, const Activations& a, int row, float* acc, size_t acc_stride) {
   switch (m.storage) {
     case Storage::int8:
+      if (m.has_min) return integer_rows<8, true, ROWS>(m, s, a, row, acc, acc_stride);
       return integer_rows<8, false, ROWS>(m, s, a, row, acc, acc_stride);
     case Storage::int4:
       if (m.has_min) return integer_rows<4, true, ROWS>(m, s, a, row, acc, acc_stride);

@@ -6,24 +6,26 @@
 #include <stdexcept>
 #include <vector>
 
+#include "blocks.h"
+
 namespace headway {
 
 namespace {
-
-constexpr int BLOCK = 32;  // weights per block of GGUF's q8_0, q4_0, q4_1
 
 struct Source {
   const uint8_t* data;
   std::string format;
   int in;
+  const BlockFormat* blocks;  // null: 16 or 32-bit numbers
 
-  bool blocks() const { return format[0] == 'q'; }
-  size_t block_bytes() const { return format == "q8_0" ? 34 : format == "q4_0" ? 18 : 20; }
-  size_t row_bytes() const { return blocks() ? in / BLOCK * block_bytes() : (size_t)in * (format == "f32" ? 4 : 2); }
+  size_t row_bytes() const {
+    return blocks ? (size_t)in / blocks->numbers * blocks->bytes : (size_t)in * (format == "f32" ? 4 : 2);
+  }
+  const uint8_t* row(int n) const { return data + n * row_bytes(); }
 
   // Inputs [from, from + count) of a row of a 16 or 32-bit format.
   void part(int n, int from, int count, float* to) const {
-    const uint8_t* p = data + n * row_bytes() + (size_t)from * (format == "f32" ? 4 : 2);
+    const uint8_t* p = row(n) + (size_t)from * (format == "f32" ? 4 : 2);
     if (format == "f32") {
       memcpy(to, p, (size_t)count * 4);
       return;
@@ -58,36 +60,31 @@ void scatter(const Matrix& m, const uint8_t* codes, int inputs, int lane, uint8_
   }
 }
 
-// One block of a GGUF format -> 32 codes, scale and minimum as stored.
-void read_block(const std::string& format, const uint8_t* block, uint8_t* codes, uint16_t* scale, uint16_t* minimum) {
-  memcpy(scale, block, 2);
-  if (format == "q8_0") {
-    for (int i = 0; i < BLOCK; ++i) codes[i] = (uint8_t)(block[2 + i] + 128);
-    return;
-  }
-  const uint8_t* nibbles = block + 2;
-  if (format == "q4_1") {
-    memcpy(minimum, block + 2, 2);
-    nibbles = block + 4;
-  }
-  for (int i = 0; i < BLOCK / 2; ++i) {
-    codes[i] = nibbles[i] & 15;
-    codes[i + BLOCK / 2] = nibbles[i] >> 4;
-  }
-}
-
-void pack_blocks(const Source& source, const Matrix& m, int tile, uint8_t* to) {
-  uint8_t codes[BLOCK];
-  for (int g = 0; g < m.depth / BLOCK; ++g, to += group_bytes(m, BLOCK)) {
-    uint16_t scales[2][TILE] = {};
-    uint8_t* packed = to + (m.has_min ? 2 : 1) * sizeof scales[0];
+// The packing functions fill one tile and say whether all its weights are finite.
+bool pack_blocks(const Source& source, const Matrix& m, int tile, uint8_t* to) {
+  const BlockFormat& format = *source.blocks;
+  const int groups = format.numbers / format.group, blocks = m.in / format.numbers;
+  const size_t header = (m.has_min ? 4 : 2) * TILE, bytes = group_bytes(m, m.group);
+  const float by = 1 / m.unit;  // exact: a power of two
+  uint8_t codes[LARGEST_BLOCK];
+  float scales[MOST_GROUPS], minima[MOST_GROUPS] = {};
+  bool finite = true;
+  for (int b = 0; b < blocks; ++b) {
     for (int lane = 0; lane < TILE && tile * TILE + lane < m.out; ++lane) {
-      const uint8_t* row = source.data + (size_t)(tile * TILE + lane) * source.row_bytes();
-      read_block(source.format, row + g * source.block_bytes(), codes, &scales[0][lane], &scales[1][lane]);
-      scatter(m, codes, BLOCK, lane, packed);
+      const uint8_t* block = source.row(tile * TILE + lane) + (size_t)b * format.bytes;
+      format.scales(block, scales, minima);
+      format.codes(block, codes);
+      uint8_t* at = to + (size_t)b * groups * bytes;
+      for (int g = 0; g < groups; ++g, at += bytes) {
+        uint16_t* of_tile = reinterpret_cast<uint16_t*>(at);
+        finite &= std::isfinite(scales[g]) && std::isfinite(minima[g]);
+        of_tile[lane] = float_to_f16(scales[g] * by);
+        if (m.has_min) of_tile[TILE + lane] = float_to_f16(minima[g] * by);
+        scatter(m, codes + g * m.group, m.group, lane, at + header);
+      }
     }
-    memcpy(to, scales, (m.has_min ? 2 : 1) * sizeof scales[0]);
   }
+  return finite;
 }
 
 // Nearest integers for the scale float16 can hold -> squared error. n <= LARGEST_GROUP. `limit` is the codes' range,
@@ -103,7 +100,7 @@ float try_scale(const float* w, int n, float scale, int limit, uint8_t* codes, u
     q[k] = (capped + ROUND) - ROUND;
   }
   for (int k = 0; k < n; ++k) codes[k] = (uint8_t)((int)q[k] + limit);
-  float errors[4] = {};  // apart, so that the compiler may add four at a time; n is a multiple of 32
+  float errors[4] = {};  // apart, so that the compiler may add four at a time; n is a multiple of 16
   for (int k = 0; k < n; k += 4) {
     for (int i = 0; i < 4; ++i) errors[i] += (w[k + i] - q[k + i] * s) * (w[k + i] - q[k + i] * s);
   }
@@ -131,7 +128,7 @@ void quantise_group(const float* w, int n, int limit, uint8_t* codes, uint16_t* 
   }
 }
 
-void pack_quantising(const Source& source, const Matrix& m, int tile, uint8_t* to) {
+bool pack_quantising(const Source& source, const Matrix& m, int tile, uint8_t* to) {
   const int limit = m.storage == Storage::int8 ? 128 : 8;
   const int lanes = std::min(TILE, m.out - tile * TILE);
   const float by = 1 / m.unit;  // exact: a power of two
@@ -150,58 +147,95 @@ void pack_quantising(const Source& source, const Matrix& m, int tile, uint8_t* t
     memcpy(to, scales, sizeof scales);
     to += group_bytes(m, inputs);
   }
+  return true;  // else there would be no unit
 }
 
-void pack_floats(const Source& source, const Matrix& m, int tile, uint8_t* to) {
-  const size_t width = source.format == "f32" ? 4 : 2, pair = m.storage == Storage::bf16 ? 2 : 1;
+template <class Number>
+bool pack_numbers(const Source& source, const Matrix& m, int tile, Number exponent, uint8_t* to) {
+  const size_t pair = m.storage == Storage::bf16 ? 2 : 1;
+  bool finite = true;
   for (int lane = 0; lane < TILE && tile * TILE + lane < m.out; ++lane) {
-    const uint8_t* row = source.data + (size_t)(tile * TILE + lane) * source.row_bytes();
+    const uint8_t* row = source.row(tile * TILE + lane);
     for (size_t k = 0; k < (size_t)m.in; ++k) {
-      memcpy(to + ((k / pair * TILE + lane) * pair + k % pair) * width, row + k * width, width);
+      Number bits;
+      memcpy(&bits, row + k * sizeof bits, sizeof bits);
+      finite &= (bits & exponent) != exponent;
+      memcpy(to + ((k / pair * TILE + lane) * pair + k % pair) * sizeof bits, &bits, sizeof bits);
     }
   }
+  return finite;
 }
 
-float largest_magnitude(const Source& source, int out, const ForEach& for_each) {
-  std::vector<float> of_row(out);
-  for_each(out, [&](int n) {
+bool pack_floats(const Source& source, const Matrix& m, int tile, uint8_t* to) {
+  if (m.storage == Storage::f32) return pack_numbers<uint32_t>(source, m, tile, 0x7f800000, to);
+  return pack_numbers<uint16_t>(source, m, tile, m.storage == Storage::bf16 ? 0x7f80 : 0x7c00, to);
+}
+
+// Of a row's weights, or of its blocks' scales and minima; infinity if one is not finite.
+float largest_of_row(const Source& source, int n) {
+  uint32_t most = 0;  // magnitudes order like their bits, infinities and NaN on top
+  const auto see = [&](const float* x, int count) {
+    for (int i = 0; i < count; ++i) most = std::max(most, float_to_bits(x[i]) & 0x7fffffff);
+  };
+  if (source.blocks) {
+    const BlockFormat& format = *source.blocks;
+    float scales[MOST_GROUPS], minima[MOST_GROUPS];
+    for (int b = 0; b < source.in / format.numbers; ++b) {
+      format.scales(source.row(n) + (size_t)b * format.bytes, scales, minima);
+      see(scales, format.numbers / format.group);
+      if (format.has_min) see(minima, format.numbers / format.group);
+    }
+  } else {
     float part[LARGEST_GROUP];
-    uint32_t most = 0;  // magnitudes order like their bits, infinities and NaN on top
     for (int k = 0; k < source.in; k += LARGEST_GROUP) {
       const int count = std::min(LARGEST_GROUP, source.in - k);
       source.part(n, k, count, part);
-      for (int i = 0; i < count; ++i) most = std::max(most, float_to_bits(part[i]) & 0x7fffffff);
+      see(part, count);
     }
-    of_row[n] = most < 0x7f800000 ? bits_to_float(most) : INFINITY;
-  });
+  }
+  return most < 0x7f800000 ? bits_to_float(most) : INFINITY;
+}
+
+float largest(const Source& source, int out, const ForEach& for_each) {
+  std::vector<float> of_row(out);
+  for_each(out, [&](int n) { of_row[n] = largest_of_row(source, n); });
   return *std::max_element(of_row.begin(), of_row.end());
 }
+
+// A power of two: divided by it, numbers up to `most` use float16's whole range.
+float unit_for(float most) { return most > 0 ? ldexpf(1.0f, std::max(-120, std::min(120, ilogbf(most) - 14))) : 1.0f; }
 
 }  // namespace
 
 Matrix pack(const uint8_t* data, size_t bytes, const std::string& format, int out, int in, const std::string& target,
             int group, const ForEach& for_each) {
-  const Source source{data, format, in};
+  const Source source{data, format, in, block_format(format)};
   if (out < 1 || in < 1) throw std::invalid_argument("a weight matrix has at least one row and one column");
-  if (source.blocks() && in % BLOCK != 0) throw std::invalid_argument("rows of " + format + " must be a multiple of 32 long");
+  if (source.blocks && in % source.blocks->numbers != 0) {
+    throw std::invalid_argument("rows of " + format + " must be a multiple of " + std::to_string(source.blocks->numbers) + " long");
+  }
   if (bytes != (size_t)out * source.row_bytes()) throw std::invalid_argument("the data's length does not fit its shape");
+  const auto unit = [&] {
+    const float most = largest(source, out, for_each);
+    if (!std::isfinite(most)) throw std::invalid_argument("a weight is infinite or not a number");
+    return unit_for(most);
+  };
 
   Matrix m;
   m.out = out;
   m.in = in;
   auto fill = pack_floats;
-  if (source.blocks()) {
-    m.storage = format == "q8_0" ? Storage::int8 : Storage::int4;
-    m.has_min = format == "q4_1";
-    m.group = BLOCK;
+  if (source.blocks) {
+    m.storage = source.blocks->storage;
+    m.has_min = source.blocks->has_min;
+    m.group = source.blocks->group;
+    if (source.blocks->products) m.unit = unit();
     fill = pack_blocks;
   } else if (!target.empty()) {
-    if (group != 32 && group != 64 && group != 128) throw std::invalid_argument("the group must be 32, 64 or 128");
+    if (group != 16 && group != 32 && group != 64 && group != 128) throw std::invalid_argument("the group must be 16, 32, 64 or 128");
     m.storage = target == "int8" ? Storage::int8 : Storage::int4;
     m.group = group;
-    const float most = largest_magnitude(source, out, for_each);
-    if (!std::isfinite(most)) throw std::invalid_argument("a weight is infinite or not a number");
-    m.unit = most > 0 ? ldexpf(1.0f, std::max(-120, std::min(120, ilogbf(most) - 14))) : 1.0f;
+    m.unit = unit();
     fill = pack_quantising;
   } else {
     m.storage = format == "f32" ? Storage::f32 : format == "f16" ? Storage::f16 : Storage::bf16;
@@ -215,7 +249,11 @@ Matrix pack(const uint8_t* data, size_t bytes, const std::string& format, int ou
     m.tile_bytes = (size_t)m.depth * TILE * (m.storage == Storage::f32 ? 4 : 2);
   }
   m.data = Buffer((size_t)m.tiles() * m.tile_bytes);
-  for_each(m.tiles(), [&](int tile) { fill(source, m, tile, m.data.as(tile * m.tile_bytes)); });
+  std::atomic<bool> finite{true};
+  for_each(m.tiles(), [&](int tile) {
+    if (!fill(source, m, tile, m.data.as(tile * m.tile_bytes))) finite = false;
+  });
+  m.finite = finite;
   return m;
 }
 

@@ -7,9 +7,10 @@
 //   bf16   bfloat16 [in/2][32][2]        f16  float16 [in][32]        f32  float [in][32]
 //
 // A weight is scale * (code - zero) * unit, zero = 128 (int8) or 8 (int4); with minima (scale * code + minimum) * unit.
-// The last group of a row may be shorter; inputs are padded to a multiple of 32 with weights of zero effect.
-// Scales are float16, so scales of GGUF files are kept bit by bit; `unit`, a power of two, keeps the scales of
-// tensors quantised here inside float16's range.
+// The last group of a row may be shorter; inputs are padded to a multiple of 16 with weights of zero effect.
+// Codes with minima start at 0, and 8-bit ones are at most 127: so dot products need no correction for a zero.
+// Scales are float16, so plain scales of GGUF files are kept bit by bit, and products of two numbers (K formats) are
+// rounded to 11 bits; `unit`, a power of two, keeps those and the scales of tensors quantised here inside its range.
 #pragma once
 
 #include <functional>
@@ -25,9 +26,10 @@ struct Matrix {
   Storage storage;
   bool has_min = false;
   int out, in;
-  int group = 0;   // inputs per scale; 32, 64 or 128
+  int group = 0;   // inputs per scale; 16, 32, 64 or 128
   int depth;       // in, padded
   float unit = 1;
+  bool finite = true;  // all weights are numbers
   size_t tile_bytes;
   Buffer data;
 
@@ -48,9 +50,9 @@ HW_INLINE size_t group_bytes(const Matrix& m, int inputs) {
 // Runs body(i) for i in [0, n), possibly on several threads.
 using ForEach = std::function<void(int n, const std::function<void(int)>& body)>;
 
-// Pack a weight as stored in the file. source: "f32", "f16", "bf16", "q8_0", "q4_0" or "q4_1", `bytes` long.
+// Pack a weight as stored in the file. source: "f32", "f16", "bf16" or a block format, `bytes` long.
 // target: "" keeps the stored precision, "int8" and "int4" quantise 16 and 32-bit weights in groups of `group`.
-// Throws std::invalid_argument.
+// Throws std::invalid_argument, also where a weight to be scaled is not finite.
 Matrix pack(const uint8_t* data, size_t bytes, const std::string& source, int out, int in, const std::string& target,
             int group, const ForEach& for_each);
 

@@ -104,6 +104,7 @@ NB_MODULE(_native, m) {
   nb::class_<Matrix>(m, "Matrix")
       .def_prop_ro("shape", [](const Matrix& w) { return std::make_pair(w.out, w.in); })
       .def_prop_ro("nbytes", [](const Matrix& w) { return (size_t)w.tiles() * w.tile_bytes; })
+      .def_ro("finite", &Matrix::finite)
       .def("unpack", &unpack);
 
   nb::class_<DenseVector>(m, "Vector")

@@ -46,9 +46,9 @@ class Engine {
 };
 
 // Forms in which a value's rows are wanted.
-enum Form : unsigned { FLOATS = 1, BF16 = 2, INTEGERS_32 = 4, INTEGERS_64 = 8, INTEGERS_128 = 16 };
-constexpr int GROUPS[3] = {32, 64, 128};  // of the integer forms
-HW_INLINE Form integers(int group) { return group == 32 ? INTEGERS_32 : group == 64 ? INTEGERS_64 : INTEGERS_128; }
+enum Form : unsigned { FLOATS = 1, BF16 = 2 };               // and one per group of integers
+constexpr int GROUPS[4] = {16, 32, 64, 128};                // of the integer forms
+HW_INLINE unsigned integers(int group) { return group / 4; }  // the form's flag
 
 struct Value {
   bool per_token;  // else per logit row
@@ -112,7 +112,7 @@ struct RowBuffer {
   Buffer floats, bf16;
   struct Integers {
     Buffer q, scale, sum, offset8, offset4;
-  } integers[3];  // by GROUPS
+  } integers[4];  // by GROUPS
   void fit(int rows);
 };
 

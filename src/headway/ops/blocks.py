@@ -1,0 +1,150 @@
+"""GGML's block formats: how the numbers of a row are cut into blocks, and what a block's bytes mean.
+
+A block is cut into groups that share a scale s and perhaps a minimum m; a weight is s * q + m. d, dmin, m: float16.
+
+    format   block, group  bytes, in order                                        weight
+    q8_0     32            d, 32 x int8                                           d q
+    q4_0     32            d, 16 nibble pairs                                     d (q - 8)
+    q4_1     32            d, m, 16 nibble pairs                                  d q + m
+    q5_0     32            d, 4 of fifth bits, 16 nibble pairs                    d (q - 16)
+    q5_1     32            d, m, 4 of fifth bits, 16 nibble pairs                 d q + m
+    q2_k     256, 16       16 (s low, m high half), 64 of 2 bits, d, dmin         d s q - dmin m
+    q3_k     256, 16       32 of third bits, 64 of 2 bits, 12 of 6-bit s, d       d (s - 32) (q - 4)
+    q4_k     256, 32       d, dmin, 12 of 6-bit s and m, 128 nibble pairs         d s q - dmin m
+    q5_k     256, 32       as q4_k, with 32 of fifth bits before the nibbles      d s q - dmin m
+    q6_k     256, 16       128 nibble pairs, 64 of 2 bits, 16 x int8 s, d         d s (q - 32)
+    iq4_nl   32            d, 16 nibble pairs                                     d IQ4[q]
+    iq4_xs   256, 32       d, 2 and 4 of 6-bit s, 128 nibble pairs                d (s - 32) IQ4[q]
+
+Nibble pairs come in runs of 16 bytes (32 in q4_k and q5_k, 64 in q6_k): the low halves are the numbers of a run's first
+half in order, the high halves those of its second. Two bits come in runs of 32 bytes: the lowest two bits of each byte
+are a run's first 32 numbers, and so on. Byte j of the third and fifth bits holds those of numbers j, j + 32, ...,
+lowest first (in q5_0 and q5_1 they are one little-endian number).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+
+
+class Groups(NamedTuple):
+    """What blocks hold, float32 but for `q`: q [blocks, numbers] of any type, scale and minimum [blocks, groups]."""
+
+    q: np.ndarray
+    scale: np.ndarray
+    minimum: np.ndarray | None = None
+
+
+class Block(NamedTuple):
+    """A format: numbers and bytes of a block, and how to read blocks (uint8 [blocks, bytes])."""
+
+    numbers: int
+    bytes: int
+    read: Callable[[np.ndarray], Groups]
+
+
+def dequantise(block: Block, data: np.ndarray, out: np.ndarray) -> None:
+    """data uint8 [blocks, bytes] -> out float32 [blocks, numbers]."""
+    q, scale, minimum = block.read(data)
+    groups = (len(data), scale.shape[1], -1)
+    np.multiply(q.reshape(groups), scale[:, :, None], out=out.reshape(groups), dtype=np.float32)
+    if minimum is not None:
+        out.reshape(groups)[...] += minimum[:, :, None]
+
+
+def _half(data: np.ndarray, byte: int) -> np.ndarray:
+    """The float16 at `byte` of each block, as float32 [blocks, 1]."""
+    return np.ascontiguousarray(data[:, byte : byte + 2]).view(np.float16).astype(np.float32)
+
+
+def _bits(packed: np.ndarray, count: int, run: int) -> np.ndarray:
+    """Numbers of `count` bits in runs of `run` bytes: [blocks, bytes] -> uint8 [blocks, bytes * 8 / count]."""
+    shifts = np.arange(0, 8, count, dtype=np.uint8)[:, None]
+    return (packed.reshape(len(packed), -1, 1, run) >> shifts & (2**count - 1)).reshape(len(packed), -1)
+
+
+def _nibbles(packed: np.ndarray, run: int = 16) -> np.ndarray:
+    return _bits(packed, 4, run)
+
+
+def _q8_0(data: np.ndarray) -> Groups:
+    return Groups(data[:, 2:].view(np.int8), _half(data, 0))
+
+
+def _q4_0(data: np.ndarray) -> Groups:
+    return Groups(_nibbles(data[:, 2:]).view(np.int8) - 8, _half(data, 0))
+
+
+def _q4_1(data: np.ndarray) -> Groups:
+    return Groups(_nibbles(data[:, 4:]), _half(data, 0), _half(data, 2))
+
+
+def _fifth(packed: np.ndarray) -> np.ndarray:
+    """One bit per number of [blocks, 4], lowest first -> 0 or 16."""
+    return np.unpackbits(packed, axis=1, bitorder="little") << 4
+
+
+def _q5_0(data: np.ndarray) -> Groups:
+    return Groups((_nibbles(data[:, 6:]) | _fifth(data[:, 2:6])).view(np.int8) - 16, _half(data, 0))
+
+
+def _q5_1(data: np.ndarray) -> Groups:
+    return Groups(_nibbles(data[:, 8:]) | _fifth(data[:, 4:8]), _half(data, 0), _half(data, 2))
+
+
+def _q2_k(data: np.ndarray) -> Groups:
+    scale, minimum = data[:, :16] & 15, data[:, :16] >> 4
+    return Groups(_bits(data[:, 16:80], 2, 32), _half(data, 80) * scale, -_half(data, 82) * minimum)
+
+
+def _q3_k(data: np.ndarray) -> Groups:
+    low, high = _bits(data[:, 96:104], 4, 8), _bits(data[:, 104:108], 2, 4)
+    scale = (low | high << 4).view(np.int8) - 32
+    q = _bits(data[:, 32:96], 2, 32) | _bits(data[:, :32], 1, 32) << 2
+    return Groups(q.view(np.int8) - 4, _half(data, 108) * scale)
+
+
+def _scales_k(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[blocks, 12] -> scales and minima, each [blocks, 8]. The first four of both lie in the low six bits of bytes 0-3
+    and 4-7; of the other four, the low halves are the nibbles of bytes 8-11, the rest the top bits of bytes 0-7."""
+    first, high, low = packed[:, :8] & 63, packed[:, :8] >> 6 << 4, packed[:, 8:]
+    scale = np.concatenate([first[:, :4], low & 15 | high[:, :4]], axis=1)
+    return scale, np.concatenate([first[:, 4:], low >> 4 | high[:, 4:]], axis=1)
+
+
+def _q4_k(data: np.ndarray) -> Groups:
+    scale, minimum = _scales_k(data[:, 4:16])
+    return Groups(_nibbles(data[:, 16:], 32), _half(data, 0) * scale, -_half(data, 2) * minimum)
+
+
+def _q5_k(data: np.ndarray) -> Groups:
+    scale, minimum = _scales_k(data[:, 4:16])
+    q = _nibbles(data[:, 48:], 32) | _bits(data[:, 16:48], 1, 32) << 4
+    return Groups(q, _half(data, 0) * scale, -_half(data, 2) * minimum)
+
+
+def _q6_k(data: np.ndarray) -> Groups:
+    q = _nibbles(data[:, :128], 64) | _bits(data[:, 128:192], 2, 32) << 4
+    return Groups(q.view(np.int8) - 32, _half(data, 208) * data[:, 192:208].view(np.int8))
+
+
+def _iq4_nl(data: np.ndarray) -> Groups:
+    return Groups(IQ4[_nibbles(data[:, 2:])], _half(data, 0))
+
+
+def _iq4_xs(data: np.ndarray) -> Groups:
+    low, high = _bits(data[:, 4:8], 4, 1), _bits(data[:, 2:4], 2, 1)
+    return Groups(IQ4[_nibbles(data[:, 8:])], _half(data, 0) * ((low | high << 4).view(np.int8) - 32))
+
+
+BLOCKS = {
+    "q8_0": Block(32, 34, _q8_0), "q4_0": Block(32, 18, _q4_0), "q4_1": Block(32, 20, _q4_1),
+    "q5_0": Block(32, 22, _q5_0), "q5_1": Block(32, 24, _q5_1), "q2_k": Block(256, 84, _q2_k),
+    "q3_k": Block(256, 110, _q3_k), "q4_k": Block(256, 144, _q4_k), "q5_k": Block(256, 176, _q5_k),
+    "q6_k": Block(256, 210, _q6_k), "iq4_nl": Block(32, 18, _iq4_nl), "iq4_xs": Block(256, 136, _iq4_xs),
+}  # fmt: skip
