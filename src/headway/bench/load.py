@@ -1,24 +1,25 @@
 """When requests start: open loops keep to a timetable whatever the endpoint does, closed loops wait for answers.
 
 In an open loop every latency counts from the timetable, so neither a slow endpoint nor a late client can leave anything
-out (no coordinated omission). Asyncio's own timers are late by up to a millisecond; a small thread keeps the timetable.
+out (no coordinated omission).
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import itertools
 import math
 import random
 import resource
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from headway.bench.client import Client
+from headway.bench.pace import Pacer
 from headway.bench.records import NS_PER_S, Failure, FailureKind, RequestRecord
 from headway.bench.workload import Item
 from headway.core.errors import BadInput
@@ -185,7 +186,6 @@ async def _open(
     for record, at in zip(records, times, strict=True):
         record.intended = start + round(at * NS_PER_S)
     all_started = asyncio.Event()
-    stop = threading.Event()
 
     def launch(index: int) -> None:
         if not breaker.open.is_set():
@@ -193,27 +193,19 @@ async def _open(
         if index == len(records) - 1:
             all_started.set()
 
-    def keep_time() -> None:
-        for index, record in enumerate(records):
-            while (left := record.intended - time.perf_counter_ns()) > 0:
-                if stop.wait(left / NS_PER_S):
-                    return
-            loop.call_soon_threadsafe(launch, index)
-
-    pacer = threading.Thread(target=keep_time, daemon=True)
-    pacer.start()
     opened = loop.create_task(breaker.open.wait())
     started = loop.create_task(all_started.wait())
-    try:
-        await asyncio.wait({opened, started}, return_when=asyncio.FIRST_COMPLETED)
-        while pending := [task for task in tasks if not task.done()]:
-            await asyncio.wait(pending)
-        await asyncio.gather(*tasks)  # a bug in the client must not look like a quiet run
-    finally:
-        stop.set()
-        opened.cancel()
-        started.cancel()
-        pacer.join()
+    with Pacer() as pacer:
+        for index, record in enumerate(records):
+            pacer.at(record.intended, functools.partial(launch, index))
+        try:
+            await asyncio.wait({opened, started}, return_when=asyncio.FIRST_COMPLETED)
+            while pending := [task for task in tasks if not task.done()]:
+                await asyncio.wait(pending)
+            await asyncio.gather(*tasks)  # a bug in the client must not look like a quiet run
+        finally:
+            opened.cancel()
+            started.cancel()
 
 
 async def _closed(

@@ -7,16 +7,22 @@ first line of stdout, and ends when its stdin closes, so it cannot outlive the r
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any, cast
 
 import httptools
+
+from headway.bench.pace import NS_PER_S, Pacer
+from headway.engine.machine import event_loop_factory
 
 FAULTS = (
     "", "hang", "hang_mid", "drip", "half_close", "status_500", "status_429", "error_event", "bad_json", "not_http",
@@ -52,8 +58,11 @@ def prompt_text(body: dict[str, Any]) -> str:
 
 
 class MockConnection(asyncio.Protocol):
-    def __init__(self, script: Callable[[dict[str, Any]], Script], log: list[dict[str, Any]] | None) -> None:
+    def __init__(
+        self, script: Callable[[dict[str, Any]], Script], pacer: Pacer, log: list[dict[str, Any]] | None
+    ) -> None:
         self._script = script
+        self._pacer = pacer
         self._log = log
         self._body = b""
         self._path = b""
@@ -88,7 +97,10 @@ class MockConnection(asyncio.Protocol):
             self._transport.write(whole(200, json.dumps({"choices": [], "usage": usage}).encode()))
             return
         stream = Stream(self._transport, script, self._path, body, now)
-        asyncio.get_running_loop().call_later(script.ttft, stream.begin)
+        if script.ttft:
+            self._pacer.at(now + round(script.ttft * NS_PER_S), stream.begin)
+        else:
+            stream.begin()
 
     def _get(self) -> None:
         if self._path.endswith(b"/models"):
@@ -254,26 +266,39 @@ class MockServer:
         self._choose = script if callable(script) else lambda _: script
         self.requests: list[dict[str, Any]] = []
         self.url = ""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     def __enter__(self) -> MockServer:
         self._thread.start()
-        port = asyncio.run_coroutine_threadsafe(serve(self._choose, self.requests), self._loop).result(10)
-        self.url = f"http://127.0.0.1:{port}"
+        self._loop, self._stop = self._ready.result(10)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
 
+    async def _serve(self) -> None:
+        stop = asyncio.Event()
+        async with serving(self._choose, self.requests) as port:
+            self.url = f"http://127.0.0.1:{port}"
+            self._ready.set_result((asyncio.get_running_loop(), stop))
+            await stop.wait()
 
-async def serve(script: Callable[[dict[str, Any]], Script], log: list[dict[str, Any]] | None = None) -> int:
-    """Start listening on a free loopback port; returns it."""
-    server = await asyncio.get_running_loop().create_server(
-        lambda: MockConnection(script, log), "127.0.0.1", 0, backlog=4096
-    )
-    return int(server.sockets[0].getsockname()[1])
+
+@asynccontextmanager
+async def serving(
+    script: Callable[[dict[str, Any]], Script], log: list[dict[str, Any]] | None = None
+) -> AsyncIterator[int]:
+    """Listens on a free loopback port, the value of the context."""
+    with Pacer() as pacer:
+        server = await asyncio.get_running_loop().create_server(
+            lambda: MockConnection(script, pacer, log), "127.0.0.1", 0, backlog=4096
+        )
+        try:
+            yield int(server.sockets[0].getsockname()[1])
+        finally:
+            server.close()  # without waiting for those still connected: some of them are meant to be left hanging
 
 
 def script_of(body: dict[str, Any], default: Script = Script()) -> Script:
@@ -284,9 +309,12 @@ def script_of(body: dict[str, Any], default: Script = Script()) -> Script:
 
 async def _main() -> None:
     default = script_of({"mock": json.loads(sys.argv[1])} if len(sys.argv) > 1 else {})
-    print(await serve(lambda body: script_of(body, default)), flush=True)
-    await asyncio.to_thread(sys.stdin.read)
+    async with serving(lambda body: script_of(body, default)) as port:
+        print(port, flush=True)
+        gc.freeze()  # so that a collection has little to walk through in the middle of a stream
+        await asyncio.to_thread(sys.stdin.read)
 
 
 if __name__ == "__main__":
-    asyncio.run(_main())
+    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+        runner.run(_main())
