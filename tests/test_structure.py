@@ -10,7 +10,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "headway"
 FLOORS = {
-    "core": 1, "roofline": 1,
+    "core": 1, "roofline": 1, "report": 1,
     "cache": 2, "scheduling": 2, "ops": 2, "sampling": 2, "speculation": 2, "text": 2,
     "model": 3, "executor": 4, "engine": 5,
     "simulate": 6, "plan": 6, "serve": 6, "cluster": 6, "bench": 6,

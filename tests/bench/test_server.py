@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.bench.server import fold_events, metrics_between, parse_metrics, read_log, server_report
+from headway.bench.server import SPLIT, fold_events, metrics_between, parse_metrics, read_log, server_report
 from headway.core.errors import BadInput
 from headway.core.event_file import EventWriter, Header
 from headway.core.events import Admitted, AnyEvent, Finished, FirstToken, Preempted, Queued, StepDone
@@ -48,9 +48,15 @@ LOG: list[AnyEvent] = [
 def test_a_request_is_split_into_its_parts() -> None:
     side = fold_events(LOG)["x-0"]
     assert (side.queue_ms, side.prefill_ms, side.decode_ms) == (10, 20, 60)
-    assert side.stalled_ms == 30
-    assert side.beside_prompts_ms == 15 + 10
-    assert (side.cached, side.recomputed, side.preemptions) == (32, 67, 1)
+    assert (side.alone_ms, side.beside_prompts_ms, side.stalled_ms) == (5, 15 + 10, 30)
+    assert side.requeued_ms == 30
+    assert side.engine_ms == 90
+    assert (side.cached, side.preemptions) == (32, 1)
+
+
+def test_tokens_that_are_still_cached_after_a_preemption_are_not_recomputed() -> None:
+    """67 computed tokens were taken away, 64 of them were found again."""
+    assert fold_events(LOG)["x-0"].recomputed == 67 - 64
 
 
 def test_an_unfinished_request_has_the_parts_it_has() -> None:
@@ -77,8 +83,9 @@ def test_records_are_matched_by_the_answers_id() -> None:
     assert found["matched"] == 1
     assert found["queue_ms"]["mean"] == 10
     assert found["outside_ms"]["mean"] == pytest.approx(200 - 10 - 20)
-    assert (found["cached"], found["recomputed"]) == (32, 67)
-    assert found["requests"]["0"]["stalled_ms"] == 30
+    assert (found["cached"], found["recomputed"]) == (32, 3)
+    split = found["requests"]["0"]
+    assert sum(split[part] for part in (*SPLIT, "unaccounted_ms")) == pytest.approx(ours.e2e_ms)
 
 
 def test_a_log_is_read_also_while_it_is_written(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from headway.cli import main
+from tests.report.pages import self_contained
 
 STEP = ["step", "--model", "llama-3.1-8b", "--hardware", "h100-sxm"]
 
@@ -133,7 +133,7 @@ def test_explain_says_what_binds_and_what_would_then(capsys: pytest.CaptureFixtu
     changes = {row["change"]: row for row in found["sensitivities"]}
     assert changes["8-bit KV cache"]["batch"] == pytest.approx(2, rel=0.02)
     assert changes["arithmetic +10 %"]["throughput"] == pytest.approx(1)
-    self_contained(page)
+    assert "svg" in self_contained(page.read_text()).tags
 
 
 def test_a_model_that_does_not_fit_is_explained_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,15 +149,6 @@ def test_plots_without_matplotlib_are_refused_in_one_sentence(
         main(["plan", "frontier", *STEP[1:], "--plot", str(tmp_path / "curve.svg")])
     assert stopped.value.code == 2
     assert "pip install 'headway[plots]'" in capsys.readouterr().err
-
-
-def self_contained(page: Path) -> None:
-    """The page opens offline: nothing in it is fetched."""
-    text = page.read_text()
-    assert text.startswith("<!doctype html>") and "<svg" in text
-    fetched = re.findall(r"""(?:src|href)\s*=\s*["']([^"'#]+)|@import|url\((?!["']?(?:#|data:))""", text)
-    assert [target for target in fetched if target] == []
-    assert "<script" not in text
 
 
 def test_a_gguf_header_and_a_folder_are_models_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

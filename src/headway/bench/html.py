@@ -1,88 +1,66 @@
-"""A run as one HTML file that opens offline: the summary's tables and plots as inline SVG, no script, no request."""
+"""A run as one HTML file that opens offline: the summary's tables and plots as inline SVG."""
 
 from __future__ import annotations
 
-import html
-import io
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headway.bench.load import Run
-from headway.bench.records import NS_PER_S, TOKEN_KINDS, RequestRecord
-from headway.bench.report import LATENCIES
-from headway.core.errors import BadInput
+from headway.bench.records import NS_PER_MS, NS_PER_S, TOKEN_KINDS, RequestRecord
+from headway.bench.report import LATENCIES, server_rows, to_json
+from headway.bench.server import SPLIT
+from headway.report.figures import new_figure, svg
+from headway.report.page import details, heading, page, paragraph, table
 
-MAX_LANES = 400  # requests drawn in the timeline
-STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1c2430}
-table{border-collapse:collapse;margin:1rem 0}
-td,th{padding:.25rem .8rem;text-align:right;border-bottom:1px solid #d8dee6}
-td:first-child,th:first-child{text-align:left}
-.bad{color:#b3261e;font-weight:600}.warn{color:#8a5a00}
-svg{max-width:100%;height:auto}
-pre{background:#f4f6f8;padding:1rem;overflow:auto}
-"""
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+MAX_LANES = 400  # requests drawn in a timeline
+COLOURS = ("#c9ced6", "#9db8d9", "#2b6cb0", "#d9a441", "#b3261e")  # of the server's parts, in SPLIT's order
+Draw = Callable[[Any], None]  # onto axes
 
 
-def need_plots(option: str) -> None:
-    """Raises BadInput that names `option` where matplotlib is not installed, before a run is spent."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise BadInput(option, "plots need matplotlib; install it with: pip install 'headway[plots]'") from None
-
-
-def page(summary: dict[str, Any], run: Run) -> str:
+def run_page(summary: dict[str, Any], run: Run) -> str:
     """The whole page."""
-    from headway.bench.report import to_json
-
     records = [record for record in run.records if record.sent]
-    title = f"{summary['model']} at {summary['url']}"
-    notes = [f'<p class="warn">Warning: {_safe(text)}</p>' for text in summary["warnings"]]
+    notes = [paragraph(f"Warning: {text}", "warn") for text in summary["warnings"]]
     if not summary["client"]["valid"]:
-        notes.insert(0, f'<p class="bad">INVALID: {_safe(summary["client"]["reason"])}</p>')
-    notes += [
-        f'<p class="bad">{count} failed, {_safe(kind)}: {_safe(summary["failure_messages"][kind])}</p>'
-        for kind, count in summary["failures"].items()
-    ]
+        notes.insert(0, paragraph(f"INVALID: {summary['client']['reason']}", "bad"))
+    for kind, count in summary["failures"].items():
+        notes.append(paragraph(f"{count} failed, {kind}: {summary['failure_messages'][kind]}", "bad"))
     prediction = summary.get("prediction", {})
-    plots = [_svg(draw) for draw in plots_of(records, prediction.get("metrics", {}))]
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-            f"<title>{_safe(title)}</title><style>{STYLE}</style></head><body><h1>{_safe(title)}</h1>",
-            *notes,
-            _latency_table(summary),
-            _throughput_table(summary),
-            _prediction_table(prediction),
-            *plots,
-            f"<details><summary>All numbers</summary><pre>{_safe(to_json(summary))}</pre></details>",
-            "</body></html>",
-        ]
-    )
+    return page(f"{summary['model']} at {summary['url']}", [
+        *notes, *_latencies(summary), _throughput(summary), *_prediction(prediction),
+        *map(_figure, plots_of(records, prediction.get("metrics", {}))), *_server(summary.get("server", {}), records),
+        details("All numbers", to_json(summary)),
+    ])  # fmt: skip
 
 
-def plots_of(records: Sequence[RequestRecord], predicted: dict[str, Any]) -> list[Any]:
-    """Functions that draw on axes: distributions of TTFT and TPOT (with the predicted bound), requests and chunks over
-    time."""
+def plots_of(records: Sequence[RequestRecord], predicted: dict[str, Any]) -> list[Draw]:
+    """Distributions of TTFT and TPOT (with the predicted bound), requests and chunks over time."""
+    if not records:
+        return []
+    drawn = [
+        _distribution(records, name, label, predicted)
+        for name, label in (("ttft_ms", "time to first token, ms"), ("tpot_ms", "time per output token, ms"))
+        if any(getattr(record, name) is not None for record in records)
+    ]
+    return [*drawn, _timeline(records), _chunks(records)]
 
-    def distribution(name: str, label: str) -> Any:
-        def draw(axes: Any) -> None:
-            values = sorted(value for record in records if (value := getattr(record, name)) is not None)
-            shares = [(index + 1) / len(values) for index in range(len(values))]
-            axes.step(values, shares, where="post")
-            if name in predicted:
-                axes.axvline(predicted[name]["predicted"], color="#b3261e", linestyle="--", label="bound")
-                axes.legend()
-            axes.set(xlabel=label, ylabel="share of requests", ylim=(0, 1.02), title=f"Distribution of {label}")
 
-        return draw
+def _distribution(records: Sequence[RequestRecord], name: str, label: str, predicted: Mapping[str, Any]) -> Draw:
+    def draw(axes: Any) -> None:
+        values = sorted(value for record in records if (value := getattr(record, name)) is not None)
+        axes.step(values, [(index + 1) / len(values) for index in range(len(values))], where="post")
+        if name in predicted:
+            axes.axvline(predicted[name]["predicted"], color="#b3261e", linestyle="--", label="bound")
+            axes.legend()
+        axes.set(xlabel=label, ylabel="share of requests", ylim=(0, 1.02), title=f"Distribution of {label}")
 
-    start = min((record.intended for record in records), default=0)
+    return draw
 
-    def timeline(axes: Any) -> None:
+
+def _timeline(records: Sequence[RequestRecord]) -> Draw:
+    start = min(record.intended for record in records)
+
+    def draw(axes: Any) -> None:
         for lane, record in enumerate(records[:MAX_LANES]):
             first, last = record.first(TOKEN_KINDS), record.last(TOKEN_KINDS)
             at = (record.intended - start) / NS_PER_S
@@ -91,47 +69,41 @@ def plots_of(records: Sequence[RequestRecord], predicted: dict[str, Any]) -> lis
                 continue
             axes.barh(lane, (first - record.intended) / NS_PER_S, left=at, color="#9db8d9", height=0.8)
             axes.barh(lane, (last - first) / NS_PER_S, left=(first - start) / NS_PER_S, color="#2b6cb0", height=0.8)
-        axes.set(
-            xlabel="seconds", ylabel="request", title="Requests: waiting for the first token (pale), streaming (dark)"
-        )
+        title = "Requests: waiting for the first token (pale), streaming (dark)"
+        axes.set(xlabel="seconds", ylabel="request", title=title)
 
-    def tokens(axes: Any) -> None:
+    return draw
+
+
+def _chunks(records: Sequence[RequestRecord]) -> Draw:
+    start = min(record.intended for record in records)
+
+    def draw(axes: Any) -> None:
         times = [(at - start) / NS_PER_S for record in records for at, _ in record.token_events()]
         axes.hist(times, bins=60, color="#2b6cb0")
         axes.set(xlabel="seconds", ylabel="chunks received", title="Chunks over time")
 
-    drawn: list[Any] = [timeline, tokens]
-    if any(record.tpot_ms is not None for record in records):
-        drawn.insert(0, distribution("tpot_ms", "time per output token, ms"))
-    if any(record.ttft_ms is not None for record in records):
-        drawn.insert(0, distribution("ttft_ms", "time to first token, ms"))
-    return drawn if records else []
+    return draw
 
 
-def _svg(draw: Any) -> str:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    draw(figure.add_subplot())
-    out = io.StringIO()
-    figure.savefig(out, format="svg")
-    return out.getvalue()[out.getvalue().index("<svg") :]
+def _figure(draw: Draw) -> str:
+    figure, axes = new_figure("--html", 9, 3.6)
+    draw(axes)
+    return svg(figure)
 
 
-def _latency_table(summary: dict[str, Any]) -> str:
+def _latencies(summary: dict[str, Any]) -> list[str]:
     names = ("mean", "p50", "p90", "p95", "p99")
     rows = []
     for key, label in LATENCIES.items():
         stat = summary[key]
-        cells = "".join(f"<td>{_number(stat[name])}{_interval(stat, name)}</td>" for name in names)
-        reason = f' title="{_safe(stat["reason"])}"' if stat["reason"] else ""
-        rows.append(f"<tr{reason}><td>{label}, ms</td>{cells}<td>{stat['n']}</td></tr>")
-    head = "".join(f"<th>{name}</th>" for name in ("", *names, "samples"))
+        rows.append([f"{label}, ms", *(_number(stat[name]) + _interval(stat, name) for name in names), stat["n"],
+                     stat["reason"] or ""])  # fmt: skip
     method = f"Percentiles: {summary['percentiles']['method']}; 95 % order-statistic intervals in brackets."
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table><p>{_safe(method)}</p>"
+    return [table(["", *names, "samples", "why not all"], rows), paragraph(method)]
 
 
-def _throughput_table(summary: dict[str, Any]) -> str:
+def _throughput(summary: dict[str, Any]) -> str:
     rates = summary["throughput"]
     rows = {f"{name} tokens/s": rates[name] for name in ("output", "input", "total")}
     rows |= {"requests/s": rates["requests"], "cached prompt tokens": summary["cached_tokens"]["total"]}
@@ -139,26 +111,53 @@ def _throughput_table(summary: dict[str, Any]) -> str:
         rows["share that met all targets"] = summary["slo"]["attainment"]
     if "goodput" in summary:
         rows["goodput, requests/s"] = summary["goodput"]["rate"]
-    return (
-        "<table>"
-        + "".join(f"<tr><td>{name}</td><td>{_number(value)}</td></tr>" for name, value in rows.items())
-        + "</table>"
-    )
+    return table(["", ""], [[name, _number(value)] for name, value in rows.items()])
 
 
-def _prediction_table(found: dict[str, Any]) -> str:
+def _prediction(found: dict[str, Any]) -> list[str]:
     """Measured beside the step-time model's bound, with the terms of the bound."""
     if "metrics" not in found:
-        return f'<p class="warn">No prediction: {_safe(found["reason"])}</p>' if found else ""
-    head = "".join(f"<th>{name}</th>" for name in ("ms", "measured p50", "bound", "unexplained", "terms of the bound"))
+        return [paragraph(f"No prediction: {found['reason']}", "warn")] if found else []
     rows = []
     for key, row in found["metrics"].items():
-        terms = ", ".join(f"{_safe(name)} {value:.2f}" for name, value in row["terms"].items())
-        cells = "".join(f"<td>{_number(row[name])}</td>" for name in ("measured", "predicted", "unexplained"))
-        rows.append(f"<tr><td>{LATENCIES[key]}</td>{cells}<td>{terms}</td></tr>")
+        terms = ", ".join(f"{name} {value:.2f}" for name, value in row["terms"].items())
+        figures = (_number(row[name]) for name in ("measured", "predicted", "unexplained"))
+        rows.append([LATENCIES[key], *figures, terms])
     note = f"{found['model']} on {found['gpus']} x {found['hardware']}, batch {found['batch']:.1f}. {found['label']}."
     shares = f"MBU {_number(found['mbu'])}, MFU {_number(found['mfu'])}. {found['reason'] or ''}"
-    return f"<h2>Prediction</h2><table><tr>{head}</tr>{''.join(rows)}</table><p>{_safe(note)} {_safe(shares)}</p>"
+    head = ["ms", "measured p50", "bound", "unexplained", "terms of the bound"]
+    return [heading("Prediction"), table(head, rows), paragraph(f"{note} {shares}")]
+
+
+def _server(found: dict[str, Any], records: Sequence[RequestRecord]) -> list[str]:
+    """Where the time went inside our own server: its parts in all, and request by request."""
+    rows = server_rows(found)
+    if not rows:
+        return []
+    parts = [heading("Inside the server"), table(["", "mean", "p50", "p90", "max"], rows)]
+    split = found.get("events", {}).get("requests", {})
+    if split:
+        parts.append(_figure(_splits(split, records)))
+    return parts
+
+
+def _splits(split: Mapping[str, Mapping[str, Any]], records: Sequence[RequestRecord]) -> Draw:
+    """A lane per request: its parts one after the other, and a dot where the client had the last token."""
+
+    def draw(axes: Any) -> None:
+        lanes = [(r, split[str(r.index)]) for r in records if str(r.index) in split][:MAX_LANES]
+        starts = [0.0] * len(lanes)
+        for (part, label), colour in zip(SPLIT.items(), COLOURS, strict=True):
+            widths = [(row[part] or 0.0) / 1e3 for _, row in lanes]
+            axes.barh(range(len(lanes)), widths, left=starts, color=colour, height=0.8, label=label)
+            starts = [left + width for left, width in zip(starts, widths, strict=True)]
+        ends = [(end - r.intended) / NS_PER_MS / 1e3 if (end := r.last(TOKEN_KINDS)) else None for r, _ in lanes]
+        seen = [(end, lane) for lane, end in enumerate(ends) if end is not None]
+        axes.plot([end for end, _ in seen], [lane for _, lane in seen], "k.", markersize=3, label="client: last token")
+        axes.legend(fontsize="small")
+        axes.set(xlabel="seconds since the intended start", ylabel="request", title="What each request waited for")
+
+    return draw
 
 
 def _interval(stat: dict[str, Any], name: str) -> str:
@@ -168,7 +167,3 @@ def _interval(stat: dict[str, Any], name: str) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.2f}"
-
-
-def _safe(text: str) -> str:
-    return html.escape(str(text))

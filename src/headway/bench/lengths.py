@@ -20,6 +20,7 @@ from headway.bench.metrics import messages
 from headway.bench.records import RequestRecord
 from headway.bench.workload import Prompts
 from headway.core.errors import BadInput
+from headway.report.figures import new_figures, save_figure
 
 MAX_SIZE = 10_000_000
 
@@ -131,10 +132,8 @@ def table(found: dict[str, Any]) -> RenderableType:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """TTFT and TPOT against prompt length, every repetition a point, medians joined."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    for axes, name, label in zip(figure.subplots(1, 2), ("ttft", "tpot"), ("TTFT, ms", "TPOT, ms"), strict=True):
+    figure, both = new_figures(2, "--plot", 9, 3.8)
+    for axes, name, label in zip(both, ("ttft", "tpot"), ("TTFT, ms", "TPOT, ms"), strict=True):
         rows = [row for row in found["lengths"] if row[f"{name}_ms"] is not None]
         sizes = [row["prompt_tokens"] or row["wanted"] for row in rows]
         axes.plot(sizes, [row[f"{name}_ms"] for row in rows], "-o", color="#2b6cb0")
@@ -144,10 +143,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
         if len(sizes) > 1:
             axes.set_xscale("log")
         axes.set_ylim(bottom=0)
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise BadInput("--plot", f"cannot write {path}: {error}") from None
+    save_figure(figure, path)
 
 
 def _shown(value: float | None) -> str:

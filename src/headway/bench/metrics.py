@@ -17,6 +17,7 @@ from headway.bench.load import Run
 from headway.bench.records import NS_PER_S, TOKEN_KINDS, FailureKind, RequestRecord
 from headway.bench.stats import CONFIDENCE, METHOD, describe, share_interval, tail
 from headway.core.errors import BadInput
+from headway.core.slo import parse_slo
 
 
 @dataclass(frozen=True)
@@ -37,26 +38,8 @@ class Targets:
 
     @classmethod
     def parse(cls, text: str, attainment: float) -> Targets:
-        """From "ttft=1s,tpot=50ms,e2e=20s"; a bare number is milliseconds."""
-        found: dict[str, float] = {}
-        for part in filter(None, text.split(",")):
-            name, _, value = part.partition("=")
-            name, value = name.strip(), value.strip()
-            number, factor = (
-                (value[:-2], 1.0)
-                if value.endswith("ms")
-                else (value[:-1], 1e3)
-                if value.endswith("s")
-                else (value, 1.0)
-            )
-            try:
-                found[f"{name}_ms"] = float(number) * factor
-            except ValueError:
-                raise BadInput("--slo", f"{part!r} is not like ttft=1s, tpot=50ms or e2e=20s") from None
-        unknown = found.keys() - {"ttft_ms", "tpot_ms", "e2e_ms"}
-        if unknown:
-            raise BadInput("--slo", f"{sorted(unknown)[0].removesuffix('_ms')!r} is not one of ttft, tpot, e2e")
-        return cls(**found, attainment=attainment)
+        """From "ttft=1s,tpot=50ms,e2e=20s"."""
+        return cls(**{f"{name}_ms": 1e3 * seconds for name, seconds in parse_slo(text).items()}, attainment=attainment)
 
     @property
     def limits(self) -> dict[str, float]:

@@ -16,8 +16,9 @@ from rich.text import Text
 
 from headway.bench.load import Load, Run
 from headway.bench.records import RequestRecord
-from headway.bench.server import ServerSide, side_of
+from headway.bench.server import PARTS, ServerSide, side_of
 from headway.core.errors import BadInput
+from headway.report.files import write
 
 SERVER_COLUMNS = ServerSide.__struct_fields__  # empty but for our own server with its event log
 COLUMNS = (
@@ -25,6 +26,10 @@ COLUMNS = (
     "prompt_wanted", "prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "chunks", "finish_reason",
     "status", "failure", "message", "server_id", *SERVER_COLUMNS,
 )  # fmt: skip
+COUNTS = {  # of the server's event log
+    "cached": "prompt tokens from the cache", "recomputed": "tokens computed again after preemptions",
+    "preemptions": "preemptions",
+}  # fmt: skip
 LATENCIES = {
     "ttft_ms": "time to first token",
     "ttfa_ms": "time to first answer token",
@@ -98,24 +103,6 @@ def load_records(path: Path) -> tuple[Run, str]:
     return Run(Load(saved.load_kind, saved.rate, saved.rate), saved.records), saved.api
 
 
-def write(path: Path, option: str, text: str) -> None:
-    """Write a file a user asked for.
-
-    Raises:
-        BadInput: it cannot be written.
-    """
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise BadInput(option, f"cannot write {path}: {error.strerror}") from None
-
-
-def check_writable(path: Path | None, option: str) -> None:
-    """Before the run, not after it: can this file be written?"""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise BadInput(option, f"cannot write {path}: its folder does not exist or it is a folder")
-
-
 def table(summary: dict[str, Any]) -> RenderableType:
     """The run for a terminal."""
     requests, throughput = summary["requests"], summary["throughput"]
@@ -137,6 +124,7 @@ def table(summary: dict[str, Any]) -> RenderableType:
         lines.append(Text(f"failed, {kind}: {count} ({summary['failure_messages'][kind]})", style="red"))
     if prediction := summary.get("prediction"):
         lines += _prediction(prediction)
+    lines += _server(summary.get("server", {}))
     if "slo" in summary:
         slo = summary["slo"]
         low, high = slo["ci95"]
@@ -176,6 +164,42 @@ def _prediction(found: dict[str, Any]) -> list[RenderableType]:
     if found["reason"]:
         lines.append(Text(found["reason"], style="bold red"))
     return lines
+
+
+def server_rows(found: dict[str, Any]) -> list[list[str]]:
+    """[what, mean, p50, p90, max] of the server's side: parts of the event log, else means of /metrics; then counts."""
+    events, metrics = found.get("events"), found.get("metrics", {})
+    rows = []
+    if events is not None:
+        labels = PARTS | {"outside_ms": "outside, to the first token", "unaccounted_ms": "outside, in all"}
+        for key, label in labels.items():
+            stat = events[key]
+            rows.append([f"{label}, ms", *(_cell(stat[name]) for name in ("mean", "p50", "p90", "max"))])
+        for key, label in COUNTS.items():
+            rows.append([label, str(events[key]), "", "", ""])
+        return rows
+    for part in ("queue", "prefill", "decode"):
+        mean = metrics.get(f"mean_request_{part}_seconds")
+        if mean is not None:
+            rows.append([f"{part}, ms", _cell(mean * 1e3), "", "", ""])
+    if "preemptions_total" in metrics:
+        rows.append(["preemptions", f"{metrics['preemptions_total']:.0f}", "", "", ""])
+    if "prefix_cache_hits_total" in metrics:
+        rows.append(["prompt tokens from the cache", f"{metrics['prefix_cache_hits_total']:.0f}", "", "", ""])
+    return rows
+
+
+def _server(found: dict[str, Any]) -> list[RenderableType]:
+    """Where the time went inside our own server."""
+    rows = server_rows(found)
+    if not rows:
+        return []
+    grid = Table(title="Inside the server", title_justify="left")
+    for name in ("", "mean", "p50", "p90", "max"):
+        grid.add_column(name, justify="right" if name else "left")
+    for row in rows:
+        grid.add_row(*row)
+    return [grid]
 
 
 def _cell(value: float | None) -> str:

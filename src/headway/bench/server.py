@@ -1,10 +1,12 @@
 """The server's side of a run, where the endpoint is Headway: /metrics before and after it, and its event log.
 
-    client   |-- intended ------------------------------- first token ----------------- last token --|
-    server        |-- queue --|-- prefill (chunks) --------|-- own steps --|stall|-- own steps --|
+    client  intended ------------------------------- first token ------------------------------------ last token
+    server      |-- queue --|-- prefill (chunks) --------|-- own steps --|-- stall --|-- own steps --|
 
 A stall is decode time in which no step held the request: it was preempted, or the loop did something else. Own steps
-that also carried a prompt chunk of another request are counted apart: they are what mixing costs.
+that also carried a prompt chunk of another request are counted apart: they are what mixing costs. The parts add up:
+
+    end to end (client) = queue + prefill + alone + beside prompts + stalled + outside the engine
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ from headway.core.events import Admitted, AnyEvent, Finished, FirstToken, Preemp
 from headway.serve.watch import parse
 
 PS_PER_MS = 1_000_000_000
-PARTS = ("queue_ms", "prefill_ms", "decode_ms", "stalled_ms", "beside_prompts_ms")
+SPLIT = {  # the parts that add up to the time in the engine, and what they are called
+    "queue_ms": "queue", "prefill_ms": "prefill", "alone_ms": "decode, own steps",
+    "beside_prompts_ms": "decode, beside prompts", "stalled_ms": "decode, stalled",
+}  # fmt: skip
+PARTS = {**SPLIT, "requeued_ms": "of these: waiting after a preemption"}
 MEANS = ("request_queue_seconds", "request_prefill_seconds", "request_decode_seconds", "time_to_first_token_seconds")
 COUNTERS = (
     "prefix_cache_queries_total", "prefix_cache_hits_total", "preemptions_total", "preempted_tokens_total",
@@ -40,19 +46,30 @@ class ServerSide(msgspec.Struct, kw_only=True):
     Attributes:
         queue_ms: from arrival to its first blocks.
         prefill_ms: from there to its first token.
-        decode_ms: from there to its end; of that `stalled_ms` outside of any step of its own, and `beside_prompts_ms`
-            in steps that also computed a prompt chunk.
-        cached: prompt tokens it did not have to compute; recomputed: tokens it had to compute again after preemptions.
+        decode_ms: from there to its end = alone_ms (steps of its own without a prompt chunk) + beside_prompts_ms (with
+            one) + stalled_ms (no step of its own).
+        requeued_ms: of prefill and stalls, from preemptions to new blocks.
+        cached: prompt tokens it did not have to compute; recomputed: tokens it had to compute again after preemptions,
+            because they were no longer cached.
     """
 
     queue_ms: float | None = None
     prefill_ms: float | None = None
     decode_ms: float | None = None
-    stalled_ms: float | None = None
+    alone_ms: float | None = None
     beside_prompts_ms: float | None = None
+    stalled_ms: float | None = None
+    requeued_ms: float = 0.0
     cached: int = 0
     recomputed: int = 0
     preemptions: int = 0
+
+    @property
+    def engine_ms(self) -> float | None:
+        """From arrival to end."""
+        if self.queue_ms is None or self.prefill_ms is None or self.decode_ms is None:
+            return None
+        return self.queue_ms + self.prefill_ms + self.decode_ms
 
 
 class _Trail(msgspec.Struct):
@@ -65,11 +82,15 @@ class _Trail(msgspec.Struct):
     own: int = 0  # decode time inside steps that computed it
     mixed: int = 0  # of that, in steps with a prompt chunk
     cached: int = 0
+    lost: int = 0  # computed tokens whose blocks the last preemption took
+    preempted: int = 0  # when that was
+    requeued: int = 0
     recomputed: int = 0
     preemptions: int = 0
 
     def side(self) -> ServerSide:
         found = ServerSide(cached=self.cached, recomputed=self.recomputed, preemptions=self.preemptions)
+        found.requeued_ms = self.requeued / PS_PER_MS
         if self.admitted is not None:
             found.queue_ms = self.waited / PS_PER_MS
         if self.admitted is not None and self.first is not None:
@@ -77,8 +98,9 @@ class _Trail(msgspec.Struct):
         if self.first is not None and self.ended is not None:
             decode = self.ended - self.first
             found.decode_ms = decode / PS_PER_MS
-            found.stalled_ms = (decode - self.own) / PS_PER_MS
+            found.alone_ms = (self.own - self.mixed) / PS_PER_MS
             found.beside_prompts_ms = self.mixed / PS_PER_MS
+            found.stalled_ms = (decode - self.own) / PS_PER_MS
         return found
 
 
@@ -101,11 +123,14 @@ def _transition(event: Admitted | FirstToken | Preempted | Finished, trail: _Tra
     if isinstance(event, Admitted):
         if trail.admitted is None:
             trail.admitted, trail.waited, trail.cached = event.now, event.waited, event.cached
+        else:
+            trail.requeued += event.now - trail.preempted
+            trail.recomputed += max(0, trail.lost - event.cached)
     elif isinstance(event, FirstToken):
         trail.first = event.now
     elif isinstance(event, Preempted):
         trail.preemptions += 1
-        trail.recomputed += event.wasted
+        trail.lost, trail.preempted = event.wasted, event.now
     else:
         trail.ended = event.now
 
@@ -172,28 +197,35 @@ def metrics_between(before: Mapping[str, float], after: Mapping[str, float]) -> 
 
 
 def server_report(records: Sequence[RequestRecord], sides: Mapping[str, ServerSide]) -> dict[str, Any]:
-    """The log's side of the measured requests: distributions of each part, sums of tokens, each request's split."""
+    """The log's side of the measured requests: distributions of each part, sums of tokens, each request's split.
+
+    `outside_ms` is the time to first token that the log does not know of: the network, the API process, the way into
+    the engine. `unaccounted_ms` is the same of the whole request, to its last token.
+    """
     matched = {r.index: side for r in records if not r.warmup and (side := side_of(r, sides)) is not None}
     nothing = "no request of the run is in the event log"
-    found: dict[str, Any] = {"matched": len(matched), "requests": {}}
-    for part in PARTS:
-        values = [value for side in matched.values() if (value := getattr(side, part)) is not None]
+    split = {r.index: _split(r, matched[r.index]) for r in records if r.index in matched}
+    found: dict[str, Any] = {"matched": len(matched)}
+    for part in (*PARTS, "decode_ms", "outside_ms", "unaccounted_ms"):
+        values = [value for row in split.values() if (value := row[part]) is not None]
         found[part] = describe(values, nothing)
-    found["outside_ms"] = describe(_outside(records, matched), nothing)
     for name in ("cached", "recomputed", "preemptions"):
         found[name] = sum(getattr(side, name) for side in matched.values())
-    found["requests"] = {str(index): msgspec.to_builtins(side) for index, side in matched.items()}
+    found["requests"] = {str(index): row for index, row in split.items()}
     return found
 
 
-def _outside(records: Sequence[RequestRecord], matched: Mapping[int, ServerSide]) -> list[float]:
-    """Time to first token that the log does not know of: the network, the API process, the way into the engine."""
-    outside = []
-    for record in records:
-        side = matched.get(record.index)
-        if side is not None and None not in (record.ttft_ms, side.queue_ms, side.prefill_ms):
-            outside.append((record.ttft_ms or 0.0) - (side.queue_ms or 0.0) - (side.prefill_ms or 0.0))
-    return outside
+def _split(record: RequestRecord, side: ServerSide) -> dict[str, Any]:
+    """One request: the server's parts, and what the client saw beside them."""
+    to_first = None if side.queue_ms is None or side.prefill_ms is None else side.queue_ms + side.prefill_ms
+    row: dict[str, Any] = msgspec.to_builtins(side)
+    row["outside_ms"] = _less(record.ttft_ms, to_first)
+    row["unaccounted_ms"] = _less(record.e2e_ms, side.engine_ms)
+    return row | {"e2e_ms": record.e2e_ms}
+
+
+def _less(whole: float | None, part: float | None) -> float | None:
+    return None if whole is None or part is None else whole - part
 
 
 def side_of(record: RequestRecord, sides: Mapping[str, ServerSide]) -> ServerSide | None:

@@ -88,6 +88,8 @@ def bench(
     from headway.bench.selftest import run_async
     from headway.bench.views import VIEWS
     from headway.core.errors import BadInput
+    from headway.report import files
+    from headway.report.figures import need_plots
 
     endpoint = replace(_endpoint(url, api, model, api_key_file, extra), count_chunks=count_chunks)
     limits = _limits(connect_timeout, stall_timeout, request_timeout)
@@ -106,12 +108,10 @@ def bench(
             "--gpus" if gpus < 1 else "--resolution", "must be an integer >= 1" if gpus < 1 else "must be in (0, 1)"
         )
     for path, option in ((csv, "--csv"), (html, "--html"), (records, "--records")):
-        report.check_writable(path, option)
+        files.check_writable(path, option)
     if event_log is not None and not event_log.is_file():
         raise BadInput("--event-log", f"no such file: {event_log}; start the server with `headway serve --event-log`")
     if html is not None:
-        from headway.bench.html import need_plots
-
         need_plots("--html")
     machine = _machine(shape or model, hardware, gpus, precision, kv_precision) if predict or hardware else None
     with LiveView(requests + warmup) as progress:
@@ -134,13 +134,13 @@ def bench(
         )  # fmt: skip
         summary["goodput"] = run_async(found)
     if csv is not None:
-        report.write(csv, "--csv", report.to_csv(measured.run.records, measured.sides))
+        files.write(csv, "--csv", report.to_csv(measured.run.records, measured.sides))
     if records is not None:
         report.save_records(records, measured.run, endpoint.api)
     if html is not None:
-        from headway.bench.html import page
+        from headway.bench.html import run_page
 
-        report.write(html, "--html", page(summary, measured.run))
+        files.write(html, "--html", run_page(summary, measured.run))
     _print(summary, json_out)
     if not summary["requests"]["completed"]:
         raise typer.Exit(1)
@@ -167,15 +167,12 @@ def lengths(
     from headway.bench import lengths as exercise
     from headway.bench import report
     from headway.bench.selftest import run_async
+    from headway.report.figures import check_plot
 
     endpoint = _endpoint(url, api, model, api_key_file, extra)
     limits = _limits(connect_timeout, stall_timeout, request_timeout)
     wanted = exercise.parse_sizes(sizes)
-    report.check_writable(plot, "--plot")
-    if plot is not None:
-        from headway.bench.html import need_plots
-
-        need_plots("--plot")
+    check_plot(plot)
     found = run_async(exercise.run(endpoint, limits, wanted, times, output_tokens, _drawn(seed), _say))
     if plot is not None:
         exercise.plot(found, plot)

@@ -85,6 +85,29 @@ def show(answer: dict[str, Any], text: Callable[[dict[str, Any]], str], as_json:
         print(text(answer))
 
 
+def write_files(
+    answer: dict[str, Any],
+    *,
+    csv: Path | None = None,
+    rows: str = "",
+    plot: Path | None = None,
+    figure: str = "",
+    html: Path | None = None,
+    page: str = "",
+) -> None:
+    """Write what was asked for: the answer's `rows`, and the figure and page of these names in `plan.report`."""
+    from headway.plan import report
+    from headway.report.figures import save_figure
+    from headway.report.files import write, write_csv
+
+    if csv is not None:
+        write_csv(answer[rows], csv)
+    if plot is not None:
+        save_figure(getattr(report, figure)(answer), plot)
+    if html is not None:
+        write(html, "--html", getattr(report, page)(answer))
+
+
 def numbers(text: str, field: str) -> list[int]:
     """Whole numbers from "1,2,4"."""
     from headway.core.errors import BadInput
@@ -110,7 +133,7 @@ def step(
     from headway.plan import commands, render
 
     answer = commands.step(setup, batch, context, mbu, chunk, chunk_start)
-    _draw(plot, "waterfall_figure", answer)
+    write_files(answer, plot=plot, figure="waterfall_figure")
     show(answer, render.step, json)
 
 
@@ -141,13 +164,10 @@ def frontier(
     json: Json = False,
 ) -> None:
     """Interactivity against throughput as the batch grows: knee, critical context, ceiling."""
-    from headway.plan import commands, render, report
+    from headway.plan import commands, render
 
     answer = commands.frontier(setup, context, numbers(batches, "--batches") if batches else None, reserve_gb)
-    if csv:
-        report.write_csv(answer["points"], csv)
-    if plot:
-        report.save_figure(report.frontier_figure([answer]), plot)
+    write_files(answer, csv=csv, rows="points", plot=plot, figure="frontier_figure")
     show(answer, render.frontier, json)
 
 
@@ -178,7 +198,7 @@ def tp(
     from headway.plan import commands, render
 
     answer = commands.tensor_parallel_answer(setup, numbers(degrees, "--degrees"), batch, context)
-    _draw(plot, "degrees_figure", answer)
+    write_files(answer, plot=plot, figure="degrees_figure")
     show(answer, render.tensor_parallel, json)
 
 
@@ -208,7 +228,7 @@ def cost(
     """Dollars per million input and output tokens."""
     import msgspec
 
-    from headway.plan import commands, render, report
+    from headway.plan import commands, render
 
     if table:
         if setup.model is None and setup.hardware is None:  # the first text's example, its rounded peak included
@@ -217,8 +237,7 @@ def cost(
             )
         pricing = commands.Pricing(context=8192 if context is None else context, price=price, mfu=mfu)
         answer = commands.cost_table(setup, numbers(batches, "--batches"), pricing)
-        if csv:
-            report.write_csv(answer["rows"], csv)
+        write_files(answer, csv=csv, rows="rows")
         show(answer, render.cost_table, json)
         return
     pricing = commands.Pricing(
@@ -252,7 +271,7 @@ def levers(
 ) -> None:
     """Every lever on the price of a token: which term it changes, and by how much here."""
     from headway.core.errors import BadInput
-    from headway.plan import commands, render, report
+    from headway.plan import commands, render
     from headway.roofline.speculation import Draft
 
     try:
@@ -261,8 +280,7 @@ def levers(
         raise BadInput("--acceptance-curve", f"{curve!r}; accepted: numbers with commas, like 1.8,2.5,3.0") from None
     draft = Draft(acceptance, draft_cost, measured)
     answer = commands.levers(setup, batch, input_tokens, output_tokens, draft, cache_hit)
-    if csv:
-        report.write_csv(answer["levers"], csv)
+    write_files(answer, csv=csv, rows="levers")
     show(answer, render.levers, json)
 
 
@@ -277,13 +295,11 @@ def explain(
     json: Json = False,
 ) -> None:
     """Where a step's time goes, what binds it, what would help, and what would bind then."""
-    from headway.plan import commands, render, report
+    from headway.plan import render
     from headway.plan.explain import explain as explained
 
     answer = explained(setup, batch, context, tpot_ms)
-    _draw(plot, "waterfall_figure", answer)
-    if html:
-        report.write_page(report.explain_page(answer, commands.frontier(setup, context)), html)
+    write_files(answer, plot=plot, figure="waterfall_figure", html=html, page="explain_page")
     show(answer, render.explain, json)
 
 
@@ -349,7 +365,7 @@ def search(
     json: Json = False,
 ) -> None:
     """Rank deployments that carry this traffic within these targets, cheapest first, with the flags to run them."""
-    from headway.plan import options, render, report
+    from headway.plan import options, render
     from headway.plan.models import load_shape
     from headway.plan.search import Wanted
     from headway.plan.search import search as find
@@ -361,11 +377,7 @@ def search(
         devices, tuple(precisions.split(",")), kv, sizes, split, budget, options.prices(prices), most, engine
     )
     answer = find(model, load_shape(model), traffic, target, wanted)
-    if csv:
-        report.write_csv(answer["deployments"], csv)
-    _draw(plot, "search_figure", answer)
-    if html:
-        report.write_page(report.search_page(answer), html)
+    write_files(answer, csv=csv, rows="deployments", plot=plot, figure="search_figure", html=html, page="search_page")
     show(answer, render.search, json)
 
 
@@ -376,20 +388,12 @@ def audit(
     json: Json = False,
 ) -> None:
     """Flag speed claims that break physics: MBU or MFU above 1, sparse peaks, prompts counted as output."""
-    from headway.plan import render, report
+    from headway.plan import render
     from headway.plan.audit import audit as judge
 
     answer = judge(file)
-    if csv:
-        report.write_csv(answer["claims"], csv)
+    write_files(answer, csv=csv, rows="claims")
     show(answer, render.audit, json)
-
-
-def _draw(path: Path | None, figure: str, answer: dict[str, Any]) -> None:
-    if path is not None:
-        from headway.plan import report
-
-        report.save_figure(getattr(report, figure)(answer), path)
 
 
 if __name__ == "__main__":

@@ -60,8 +60,10 @@ def knee(
     from rich.console import Console
 
     from headway.core.errors import BadInput
+    from headway.report.figures import check_plot
     from headway.roofline.probe import measure_knee
 
+    check_plot(plot)
     try:
         sizes = [int(part) for part in batches.split(",")]
     except ValueError:
@@ -69,7 +71,8 @@ def knee(
     with Console(stderr=True).status("timing the layer"):
         found = measure_knee(width, sizes)
     if plot is not None:
-        from headway.plan.report import knee_figure, save_figure
+        from headway.plan.report import knee_figure
+        from headway.report.figures import save_figure
 
         save_figure(knee_figure(found), plot)
     if json:

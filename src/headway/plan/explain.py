@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from headway.plan.commands import Setup, heading, step
+from headway.plan.commands import Setup, frontier, heading, step
 from headway.roofline.capacity import Capacity, capacity
 from headway.roofline.frontier import critical_context, knee
 from headway.roofline.shape import nominal_bytes
@@ -33,7 +33,7 @@ def explain(setup: Setup, batch: int | None, context: int, tpot_ms: float | None
         "knee": knee(replica), "critical_context": critical_context(replica),
         "next_limits": _next_limits(replica, now, chosen, context),
         "sensitivities": [_sensitivity(name, replica, after, now, context, tpot) for name, after in _changes(replica)],
-        "notes": answer["notes"],
+        "notes": answer["notes"], "frontier": frontier(setup, context),
     }  # fmt: skip
 
 

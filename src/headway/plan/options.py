@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.core.slo import parse_slo
 from headway.plan.models import load_device
 from headway.plan.traffic import Target, Traffic, from_trace
 from headway.roofline.hardware import Hardware, hardware_catalogue
-
-UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def traffic(
@@ -29,22 +27,12 @@ def traffic(
 
 def target(ttft_ms: float | None, tpot_ms: float | None, slo: str | None, percentile: float) -> Target:
     """Targets from single options and from `ttft=1s,tpot=50ms`; the single options win."""
-    seconds = _slo(slo) if slo else {}
+    seconds = parse_slo(slo or "", ("ttft", "tpot"))
     if ttft_ms is not None:
         seconds["ttft"] = ttft_ms * 1e-3
     if tpot_ms is not None:
         seconds["tpot"] = tpot_ms * 1e-3
     return Target(seconds.get("ttft"), seconds.get("tpot"), percentile / 100)
-
-
-def _slo(text: str) -> dict[str, float]:
-    found = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(ttft|tpot)\s*=\s*([0-9.]+)\s*(us|ms|s)\s*", part)
-        if match is None:
-            raise BadInput("--slo", f"{part.strip()!r}; accepted: ttft or tpot with a unit, like ttft=1s,tpot=50ms")
-        found[match[1]] = float(match[2]) * UNITS[match[3]]
-    return found
 
 
 def devices(text: str) -> tuple[Hardware, ...]:

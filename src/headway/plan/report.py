@@ -1,16 +1,13 @@
-"""Files from answers: CSV rows, PNG or SVG plots, and one HTML page that opens offline with everything inside."""
+"""Plots and pages of the planner's answers."""
 
 from __future__ import annotations
 
-import csv
-import html
-import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.core.errors import BadInput
 from headway.plan import render
+from headway.report.figures import new_figure, svg
+from headway.report.page import heading, page, paragraph, preformatted, table_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,69 +15,9 @@ if TYPE_CHECKING:
     from headway.roofline.probe import Knee
 
 Answer = dict[str, Any]
-STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
-table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}
-th,td{padding:.25rem .7rem;border-bottom:1px solid #ddd;text-align:right;vertical-align:top}
-th:first-child,td:first-child{text-align:left} pre{background:#f6f6f6;padding:.8rem;overflow-x:auto}
-.kind{font-weight:600} svg{max-width:100%;height:auto}
-"""
 
 
-def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Rows as CSV; nested values are written as `key=value` pairs."""
-    if not rows:
-        raise BadInput("--csv", "the answer has no rows to write")
-    with _open(path, "--csv") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({key: _flat(value) for key, value in row.items()})
-
-
-def _flat(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return "; ".join(f"{key}={inner}" for key, inner in value.items())
-    return "; ".join(map(str, value)) if isinstance(value, list) else value
-
-
-def _open(path: Path, field: str) -> Any:
-    try:
-        return path.open("w", newline="")
-    except OSError as error:
-        raise BadInput(field, f"cannot write {path}: {error.strerror}") from None
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a plot; the suffix chooses PNG or SVG."""
-    if path.suffix not in (".png", ".svg"):
-        raise BadInput("--plot", f"{path}; accepted: a name that ends in .png or .svg")
-    try:
-        figure.savefig(path, dpi=150, bbox_inches="tight")
-    except OSError as error:
-        raise BadInput("--plot", f"cannot write {path}: {error.strerror}") from None
-
-
-def new_figure() -> tuple[Figure, Any]:
-    """A figure without a window or global state.
-
-    Raises:
-        BadInput: matplotlib, an extra, is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise BadInput(
-            "--plot, --html", "plots need matplotlib; install it with: pip install 'headway[plots]'"
-        ) from None
-
-    figure = Figure(figsize=(7, 4.2))
-    axes = figure.add_subplot()
-    axes.grid(True, alpha=0.3)
-    return figure, axes
-
-
-def frontier_figure(answers: Sequence[Answer]) -> Figure:
+def frontier_figure(*answers: Answer) -> Figure:
     """Interactivity against throughput, one curve per answer, dotted where the batch no longer fits."""
     figure, axes = new_figure()
     for answer in answers:
@@ -134,47 +71,15 @@ def search_figure(answer: Answer) -> Figure:
     return figure
 
 
-def svg(figure: Figure) -> str:
-    """The figure as an SVG element to put into a page."""
-    text = io.StringIO()
-    figure.savefig(text, format="svg", bbox_inches="tight")
-    content = text.getvalue()
-    return content[content.index("<svg") :]
-
-
-def html_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
-    """Rows as a table; `columns`: key -> heading."""
-    head = "".join(f"<th>{html.escape(title)}</th>" for title in columns.values())
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_cell(row.get(key)))}</td>" for key in columns) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,.4g}" if isinstance(value, float) else "-" if value is None else str(value)
-
-
-def page(title: str, parts: Sequence[str]) -> str:
-    """One self-contained page: no script, no address outside itself."""
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>{''.join(parts)}</body></html>\n"
-    )
-
-
-def explain_page(answer: Answer, curve: Answer) -> str:
+def explain_page(answer: Answer) -> str:
     """The report of `plan explain`: waterfall, sensitivities, frontier."""
     changes = {
         "change": "change", "throughput": "tokens/s, relative", "batch": "batch, relative", "capacity": "sequences",
         "then_limited_by": "then limited by",
     }  # fmt: skip
     return page(f"{answer['model']} on {answer['hardware']}", [
-        f"<pre>{html.escape(render.explain(answer))}</pre>",
-        svg(waterfall_figure(answer)), "<h2>One change at a time</h2>", html_table(answer["sensitivities"], changes),
-        "<h2>Frontier</h2>", svg(frontier_figure([curve])),
+        preformatted(render.explain(answer)), svg(waterfall_figure(answer)), heading("One change at a time"),
+        table_of(answer["sensitivities"], changes), heading("Frontier"), svg(frontier_figure(answer["frontier"])),
     ])  # fmt: skip
 
 
@@ -186,22 +91,17 @@ def search_page(answer: Answer) -> str:
         "usd_per_million_output": "$/M out", "utilisation": "utilisation", "survives_one_loss": "N+1",
         "limited_by": "limited by", "basis": "basis",
     }  # fmt: skip
-    flags = "".join(
-        f"<h3>{row['rank']}. {html.escape(row['name'])}</h3>"
-        f"<pre>{html.escape(chr(10).join(row['flags'].values()))}</pre>"
+    flags = [
+        part
         for row in answer["deployments"]
-    )
+        for part in (heading(f"{row['rank']}. {row['name']}", 3), preformatted("\n".join(row["flags"].values())))
+    ]
     return page("Deployments for " + answer["model"], [
-        f"<p class=kind>{html.escape(answer['kind'].capitalize())}. {html.escape(answer['basis'])}</p>",
-        f"<p>{html.escape(render.traffic(answer))}</p>", html_table(answer["deployments"], columns),
-        svg(search_figure(answer)) if answer["deployments"] else "", "<h2>To run them</h2>", flags,
-        "<h2>Rejected</h2>", html_table(answer["rejected"], {"name": "deployment", "reason": "reason"}),
+        paragraph(f"{answer['kind'].capitalize()}. {answer['basis']}", "kind"), paragraph(render.traffic(answer)),
+        table_of(answer["deployments"], columns), svg(search_figure(answer)) if answer["deployments"] else "",
+        heading("To run them"), *flags,
+        heading("Rejected"), table_of(answer["rejected"], {"name": "deployment", "reason": "reason"}),
     ])  # fmt: skip
-
-
-def write_page(text: str, path: Path) -> None:
-    with _open(path, "--html") as file:
-        file.write(text)
 
 
 def knee_figure(knee: Knee) -> Figure:
