@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from headway.core.errors import ModelFileError
+from headway.model.llama import rope
 from headway.model.load import describe, load
 from headway.ops.reference import ReferenceBackend
 from tests.model.checkpoints import LLAMA3, make, to_gguf
@@ -67,6 +68,12 @@ def change(path: Path, **fields: Any) -> None:
         ({"rope_parameters": LLAMA3 | {"original_max_position_embeddings": None}}, "original_max_position_embeddings"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_parameters": [1]}, "rope_parameters: [1] is not an object"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention: a rope of its own"),
+        ({"rope_parameters": LLAMA3, "rope_scaling": {"type": "yarn"}, "rope_theta": 500.0}, "rope_type: 'yarn'"),
+        (
+            {"rope_parameters": LLAMA3, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_parameters: rope_theta: 500.0 contradicts 10000, which rope_scaling implies",
+        ),
         ({"eos_token_id": 160}, "eos_token_id: 160 is not a token id from 0 to 159"),
         ({"bos_token_id": [1, 2]}, "bos_token_id: (1, 2) is not one token id"),
     ],
@@ -89,6 +96,33 @@ def test_older_spellings_mean_the_same(folder: Path) -> None:
     change(folder / "config.json", rope_parameters=..., rope_scaling=None, num_key_value_heads=None, head_dim=None)
     with pytest.raises(ModelFileError, match="k_proj"):  # as many key/value heads as heads: the tensors are too small
         describe(folder)
+
+
+LINEAR = {"type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_scaling": LINEAR},
+        {"rope_scaling": LINEAR, "rope_theta": 700.0},
+        {"rope_parameters": LLAMA3, "rope_scaling": LINEAR, "rope_theta": 500.0},
+        {"rope_parameters": LLAMA3, "rope_scaling": {**LINEAR, "rope_theta": 500.0}, "rope_theta": 700.0},
+        {"rope_parameters": {"rope_type": "default"}, "rope_scaling": LLAMA3},
+        {"rope_parameters": LLAMA3, "rope_scaling": {}},
+        {"rope_parameters": LLAMA3, "rope_scaling": None, "rope_theta": 700.0},
+        {"rope_parameters": {}, "rope_scaling": {**LLAMA3, "type": "linear"}},
+        {"rope_parameters": None, "rope_theta": 700.0},
+    ],
+)
+def test_both_spellings_at_once_mean_what_they_mean_in_transformers(folder: Path, fields: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    change(folder / "config.json", rope_parameters=..., rope_theta=...)
+    change(folder / "config.json", **fields)
+    theirs = LlamaRotaryEmbedding(transformers.LlamaConfig.from_pretrained(folder)).inv_freq.numpy()
+    np.testing.assert_allclose(rope(describe(folder).config).inv_freq, theirs, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

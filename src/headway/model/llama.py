@@ -118,9 +118,16 @@ def config_from_hf(fields: Fields) -> LlamaConfig:
 
 
 def _hf_rope(fields: Fields) -> tuple[float, Llama3Scaling | None, float]:
-    """(linear factor, llama3 scaling, theta). Newer files say `rope_parameters`, older `rope_scaling`."""
-    rope = fields.group("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+    """(linear factor, llama3 scaling, theta). Newer files say `rope_parameters`, older `rope_scaling`. Where a file has
+    both, `rope_scaling` counts alone, as in transformers 5; what would be lost of theta that way is refused."""
+    newer, older = fields.group("rope_parameters"), fields.group("rope_scaling")
+    rope = older if older.values else newer
+    for name, value in rope.values.items():
+        if isinstance(value, dict):
+            raise rope.fault(name, "a rope of its own per kind of layer is not supported for a Llama model")
     theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
+    if newer.number("rope_theta", theta) != theta:
+        raise newer.fault("rope_theta", f"{newer.values['rope_theta']} contradicts {theta:g}, which rope_scaling implies")
     kind = rope.text("rope_type", rope.text("type", "default"))
     if rope.has("partial_rotary_factor") and rope.number("partial_rotary_factor") != 1:
         raise rope.fault("partial_rotary_factor", "only 1 is supported for a Llama model")
