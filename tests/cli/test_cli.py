@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headway.cli import VERBS
+from headway.cli.jobs import open_jobs
+from headway.cli.terminal import PlainProgress
+from headway.core.request import SamplingParams
 
 
 def headway(*args: str, typed: str = "") -> subprocess.CompletedProcess[str]:
@@ -59,6 +64,25 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(args: list[str], sentence: st
     assert shown.returncode == 2
     assert sentence in shown.stderr
     assert "Traceback" not in shown.stderr
+    assert shown.stdout == ""
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    time = 0.0
+    report = PlainProgress(1e6, now=lambda: time)
+    for second in range(13):
+        time = float(second)
+        report("downloading [x]", second * 1_000_000, None)
+    report("unpacking", 0, 3_000_000)
+    report("unpacking", 1_000_000, 3_000_000)
+    report("unpacking", 3_000_000, 3_000_000)
+    assert capsys.readouterr().err.splitlines() == [
+        "downloading [x]: 0.0 MB",
+        "downloading [x]: 5.0 MB",
+        "downloading [x]: 10.0 MB",
+        "unpacking: 0.0 MB of 3.0 MB",
+        "unpacking: 3.0 MB of 3.0 MB",
+    ]
 
 
 def test_demo_streams_an_answer_and_its_cost() -> None:
@@ -88,11 +112,43 @@ def test_generate_from_a_file_resumes_where_it_stopped(tmp_path: Path) -> None:
     given.write_text("".join(json.dumps(job) + "\n" for job in jobs))
     made.write_text(json.dumps({"id": "a", "text": "kept"}) + "\n" + '{"id": "b", "te')  # killed while writing b
     shown = headway("generate", "--input", str(given), "--output", str(made), "--max-tokens", "3")
-    assert shown.returncode == 0, shown.stderr
+    assert shown.returncode == 1, shown.stderr
+    assert "prompts: 1 of 3" in shown.stderr and "1 of 3 prompts failed" in shown.stderr
     results = {line["id"]: line for line in map(json.loads, made.read_text().splitlines())}
     assert results["a"] == {"id": "a", "text": "kept"}
     assert len(results["b"]["tokens"]) == 2
     assert "leave no room" in results["c"]["error"]
+    kept = [line for line in made.read_text().splitlines() if "error" not in line]
+    jobs[2]["prompt"] = "One, two,"  # what failed is tried again, and only that
+    given.write_text("".join(json.dumps(job) + "\n" for job in jobs))
+    shown = headway("generate", "--input", str(given), "--output", str(made), "--max-tokens", "3")
+    assert shown.returncode == 0, shown.stderr
+    assert len(kept) == 2 and made.read_text().splitlines()[:2] == kept
+    again = [json.loads(line) for line in made.read_text().splitlines()[2:]]
+    assert [(line["id"], len(line["tokens"])) for line in again] == [("c", 3)]
+
+
+@pytest.mark.parametrize(
+    ("line", "done"),
+    [
+        ({"id": 1, "text": "x", "finish_reason": "stop"}, True),
+        ({"id": 1, "text": "x", "finish_reason": "length", "error": None}, True),
+        ({"id": 1, "error": "prompt: too long"}, False),
+        ({"id": 1, "text": "x", "finish_reason": "error"}, False),
+        ({"id": 1, "text": "x", "finish_reason": "stop", "choices": [{"finish_reason": "abort"}]}, False),
+    ],
+)
+def test_a_line_counts_as_done_when_it_holds_a_whole_answer(tmp_path: Path, line: dict[str, Any], done: bool) -> None:
+    given, made = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given.write_text('{"id": 1, "prompt": "x"}\n')
+    other = {**line, "id": "of another input"}
+    text = "".join(json.dumps(one) + "\n" for one in (line, other))
+    made.write_text(text)
+    made.chmod(0o640)
+    todo = open_jobs(given, made, SamplingParams()).todo
+    assert [job.id for job in todo] == ([] if done else [1])
+    assert made.read_text() == (text if done else json.dumps(other) + "\n")
+    assert made.stat().st_mode & 0o777 == 0o640 and sorted(os.listdir(tmp_path)) == ["in.jsonl", "out.jsonl"]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,9 @@ requests = st.lists(
             "priority": st.integers(0, 1),
             "patience": st.none() | st.integers(1, 20),
             "report": st.sampled_from([None, None, 0]),
-            "then": st.sampled_from(["", "", "", "cancel", "cancel in flight", "stop", "fail", "drafts", "run"]),
+            "then": st.sampled_from(
+                ["", "", "", "cancel", "cancel in flight", "stop", "fail", "break", "drafts", "run"]
+            ),
         }
     ),
     max_size=12,
@@ -98,6 +100,11 @@ def turn(scheduler: Scheduler, executor: SimulatedExecutor, clock: VirtualClock,
         times = [clock.now() + index for index in range(steps)]
         scheduler.commit_run({work.id: [1] * steps for work in plan.work}, times)
         clock.advance_to(times[-1])
+        return
+    if then == "break":
+        executor.reset()
+        scheduler.commit(StepResult(plan.step, failed={work.id: "broken" for work in plan.work}), clock.now())
+        scheduler.executor_reset(clock.now())
         return
     result = executor.collect(executor.submit(plan))
     if then == "cancel in flight":

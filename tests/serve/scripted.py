@@ -48,6 +48,9 @@ class ByteTokenizer:
         turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
         return f"{turns}<|im_start|>assistant\n"
 
+    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        return self.encode(self.render(messages))
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         return b"".join(self.token_bytes(id, skip_special=skip_special) for id in ids).decode(errors="replace")
 
@@ -83,7 +86,6 @@ class ScriptedExecutor:
     def __init__(self, limits: Capabilities, seconds: float = 0.0) -> None:
         self._limits = limits
         self._seconds = seconds
-        self._done: dict[int, StepResult] = {}
         self.reset()
 
     def capabilities(self) -> Capabilities:
@@ -91,6 +93,7 @@ class ScriptedExecutor:
 
     def reset(self) -> None:
         self._rows: dict[str, tuple[str, bytes, int, SamplingParams, list[int], int]] = {}
+        self._done: dict[int, StepResult] = {}
 
     def close(self) -> None:
         self.reset()

@@ -33,6 +33,7 @@ def test_wrong_options_are_one_sentence_and_exit_code_2(tmp_path: Path, argument
     result = headway("serve", str(tmp_path), *arguments)
     assert result.returncode == 2
     assert sentence in result.stderr and "Traceback" not in result.stderr
+    assert result.stdout == ""
 
 
 def test_a_port_in_use_and_a_model_that_is_none(server: Server, tmp_path: Path) -> None:
@@ -42,7 +43,8 @@ def test_a_port_in_use_and_a_model_that_is_none(server: Server, tmp_path: Path) 
     result = headway("serve", str(tmp_path / "config.json"))
     assert result.returncode == 2 and "Traceback" not in result.stderr
     result = headway("serve", str(tmp_path), "--port", "0", "--kv-cache-gib", "1e9")
-    assert result.returncode == 2 and "--kv-cache-gib" in result.stdout + result.stderr
+    assert result.returncode == 2 and result.stdout == ""
+    assert re.search(r"^headway serve: --kv-cache-gib: .*does not fit", result.stderr, re.MULTILINE)
 
 
 def test_top_prints_a_reading(server: Server) -> None:
@@ -53,6 +55,15 @@ def test_top_prints_a_reading(server: Server) -> None:
         assert re.search(row, result.stdout), result.stdout
     result = headway("top", "--url", "http://127.0.0.1:1", "--once")
     assert result.returncode == 1 and "cannot reach" in result.stderr
+
+
+def test_top_without_a_terminal_prints_one_reading_after_the_other(server: Server) -> None:
+    command = [sys.executable, "-m", "headway", "top", "--url", server.url, "--interval", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        titles = (line for line in process.stdout if "last" in line)
+        assert [next(titles) for _ in range(3)]
+        process.terminate()
 
 
 def test_the_event_log_of_a_server_is_complete(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def generate(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="JSON lines, appended as prompts finish; what it already holds is not done again."),
+        typer.Option(help="JSON lines, appended as prompts finish; answers it already holds are kept, errors retried."),
     ] = None,
     max_tokens: options.MaxTokens = 128,
     temperature: options.Temperature = 0.0,
@@ -39,7 +39,7 @@ def generate(
 ) -> None:
     """Complete prompts in batches; an interrupted run continues where it stopped."""
     from headway.cli import jobs
-    from headway.cli.terminal import load_model
+    from headway.cli.terminal import load_model, step
     from headway.core.errors import BadInput
     from headway.core.request import SamplingParams
 
@@ -59,7 +59,10 @@ def generate(
     }
     with load_model(model, quiet=json, **chosen) as llm:
         if work:
-            jobs.run(llm, work)
+            failed = jobs.run(llm, work)
+            if failed:
+                step(f"{failed} of {work.total} prompts failed, see their lines; run this again to retry them")
+                raise typer.Exit(1)
         elif json:
             assert prompt is not None
             print(jobs.encode(None, llm.generate(prompt, params)[0]).decode())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import os
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from headway.engine.llm import LLM
 from headway.engine.results import Completion
 
 JobId = str | int
+FAILED = ("error", "abort")  # ends of a generation that is not complete
 LINE_START = b'{"id":'  # of every line of the output, see `encode`
 SAMPLING = frozenset(SamplingParams.__struct_fields__)
 
@@ -32,7 +35,7 @@ class Jobs:
     """What is left to do, and where the results go.
 
     Attributes:
-        total: jobs in the input; `total - len(todo)` were already in the output.
+        total: jobs in the input; `total - len(todo)` were already answered in the output.
     """
 
     todo: list[Job]
@@ -57,7 +60,7 @@ def open_jobs(input: Path, output: Path, defaults: SamplingParams) -> Jobs:
             raise BadInput("--input", f"id {job.id!r} comes twice; ids must be unique (default: the line number)")
         seen.add(job.id)
     try:
-        done = _finished(output)
+        done = _finished(output, seen)
         output.open("ab").close()
     except OSError as error:
         raise BadInput("--output", f"{output}: {error.strerror}") from None
@@ -89,37 +92,74 @@ def _job(line: bytes, number: int, defaults: SamplingParams) -> Job:
         raise BadInput(where, str(error)) from None
 
 
-def _finished(output: Path) -> set[JobId]:
-    """Ids in the output. A last line without its end (the run was killed while writing) is cut off."""
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Line(_Choice, kw_only=True):
+    """What of a line of the output says whether its job is done."""
+
+    id: JobId
+    error: str | None = None
+    choices: tuple[_Choice, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        ends = {choice.finish_reason for choice in (self, *self.choices)}
+        return self.error is not None or not ends.isdisjoint(FAILED)
+
+
+def _finished(output: Path, ids: set[JobId]) -> set[JobId]:
+    """Ids in the output. Lines of jobs in `ids` that failed are taken out, to be tried again, and so is a last line
+    without its end (the run was killed while writing)."""
     if not os.path.isfile(output):  # new, or a pipe or device, which keeps nothing
         return set()
     data = output.read_bytes()
     whole = data.rfind(b"\n") + 1
     rest = data[whole:]
+    texts = [text for text in data[:whole].splitlines() if text.strip()]
     try:
-        done = {msgspec.json.decode(line)["id"] for line in data[:whole].splitlines() if line.strip()}
+        lines = [msgspec.json.decode(text, type=_Line) for text in texts]
         if rest[: len(LINE_START)] != LINE_START[: len(rest)]:
             raise TypeError("not the start of a line of ours")
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, TypeError):
         raise BadInput("--output", f"{output} exists and is not the output of an earlier run") from None
-    if rest:
+    kept = [index for index, line in enumerate(lines) if not (line.failed and line.id in ids)]
+    if len(kept) < len(lines):
+        _replace(output, b"".join(texts[index] + b"\n" for index in kept))
+    elif rest:
         os.truncate(output, whole)
-    return done
+    return {lines[index].id for index in kept}
 
 
-def run(llm: LLM, jobs: Jobs) -> None:
-    """Do what is left, appending each result as it is done, with a progress bar on stderr."""
-    from rich.progress import Progress
-
-    from headway.cli.terminal import stderr
-
-    requests = ((job.id, job.prompt, job.params) for job in jobs.todo)
-    with jobs.output.open("ab") as file, Progress(console=stderr) as bars:
-        task = bars.add_task("prompts", total=jobs.total, completed=jobs.total - len(jobs.todo))
-        for id, result in llm.as_completed(requests):
-            file.write(encode(id, result) + b"\n")
+def _replace(path: Path, data: bytes) -> None:
+    """New content for a file: all of it, or none."""
+    path = path.resolve()
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
+        try:
+            file.write(data)
             file.flush()
-            bars.advance(task)
+            shutil.copymode(path, file.name)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def run(llm: LLM, jobs: Jobs) -> int:
+    """Do what is left, appending each result as it is done, with progress on stderr -> how many failed."""
+    from headway.cli.terminal import progress
+
+    failed = 0
+    requests = ((job.id, job.prompt, job.params) for job in jobs.todo)
+    with jobs.output.open("ab") as file, progress() as report:
+        for done, (id, result) in enumerate(llm.as_completed(requests), jobs.total - len(jobs.todo) + 1):
+            line = encode(id, result)
+            failed += msgspec.json.decode(line, type=_Line).failed
+            file.write(line + b"\n")
+            file.flush()
+            report("prompts", done, jobs.total)
+    return failed
 
 
 def encode(id: JobId | None, result: Completion | HeadwayError) -> bytes:

@@ -45,6 +45,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API does. Ctrl-C or SIGTERM finishes running requests, then stops."""
     import logging
+    import sys
 
     import msgspec
 
@@ -92,6 +93,7 @@ def serve(
             engine_options=msgspec.json.encode(engine),
             load_text=lambda: ModelText(info),
             say=lambda line: print(line, flush=True),
+            complain=lambda line: print(f"headway serve: {line}", file=sys.stderr, flush=True),
         )
     )
     raise typer.Exit(code)

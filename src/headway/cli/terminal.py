@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 from headway.engine.llm import LLM
 from headway.engine.results import Completion
+from headway.model.source import Progress as Report
 
+SECONDS_PER_LINE = 5.0
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 
@@ -25,18 +37,56 @@ def step(text: str) -> None:
 
 
 @contextmanager
-def fetching(quiet: bool = False) -> Iterator[Any]:
-    """A callback for `model.source.resolve` that shows a progress bar."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=stderr, transient=True, disable=quiet) as bars:
+def fetching(quiet: bool = False) -> Iterator[Report]:
+    """A callback for `model.source.resolve` that shows how far it is."""
+    if quiet:
+        yield lambda what, done, total: None
+        return
+    with progress(DownloadColumn(), TransferSpeedColumn(), unit=1e6) as report:
+        yield report
+
+
+@contextmanager
+def progress(*columns: ProgressColumn, unit: float = 1) -> Iterator[Report]:
+    """A callback that shows, on stderr, how far each of several things is: as bars in a terminal, else as plain lines.
+
+    Args:
+        columns: what a bar shows beside its name.
+        unit: of the figures in a line: 1, or 1e6 for bytes shown as MB.
+    """
+    if not stderr.is_terminal:
+        yield PlainProgress(unit)
+        return
+    shown = (TextColumn("{task.description}"), BarColumn(), *(columns or (MofNCompleteColumn(),)))
+    with Progress(*shown, console=stderr, transient=True) as bars:
         yield _reporter(bars)
+
+
+class PlainProgress:
+    """Progress as lines: one when a thing begins, one every `SECONDS_PER_LINE`, one when it is complete."""
+
+    def __init__(self, unit: float = 1, now: Callable[[], float] = time.monotonic) -> None:
+        self._unit = unit
+        self._now = now
+        self._due: dict[str, float] = {}  # thing -> when its next line may come
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        now = self._now()
+        if now < self._due.get(what, now) and done != total:
+            return
+        self._due[what] = now + SECONDS_PER_LINE
+        of = f" of {self._figure(total)}" if total else ""
+        stderr.print(f"{what}: {self._figure(done)}{of}", markup=False, soft_wrap=True)
+
+    def _figure(self, value: int) -> str:
+        return str(value) if self._unit == 1 else f"{value / self._unit:.1f} MB"
 
 
 @contextmanager
 def load_model(model: str | None, *, quiet: bool = False, **options: Any) -> Iterator[LLM]:
     """Load a model with a progress bar, print its memory plan, close it at the end."""
-    with fetching(quiet) as progress:
-        llm = LLM(model, progress=progress, **options)
+    with fetching(quiet) as report:
+        llm = LLM(model, progress=report, **options)
     try:
         if not quiet:
             engine = llm.engine
@@ -48,9 +98,9 @@ def load_model(model: str | None, *, quiet: bool = False, **options: Any) -> Ite
         llm.close()
 
 
-def _reporter(bars: Progress) -> Any:
-    """A callback (what, bytes done, bytes in all or None) that keeps one bar per thing."""
-    tasks: dict[str, Any] = {}
+def _reporter(bars: Progress) -> Report:
+    """One bar per thing."""
+    tasks: dict[str, TaskID] = {}
 
     def report(what: str, done: int, total: int | None) -> None:
         if what not in tasks:

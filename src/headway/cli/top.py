@@ -24,6 +24,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one reading and leave.")] = False,
 ) -> None:
     """Running, waiting, tokens/s, cache use, and how long tokens take. Ctrl-C leaves."""
+    import sys
     import time
     from collections import deque
 
@@ -40,12 +41,16 @@ def top(
         scrapes.append(parse(client.metrics(), time.monotonic()))
         return table(view(scrapes[0], scrapes[-1]), scrapes[-1].at - scrapes[0].at)
 
+    console = Console()
     read()
-    if once:
-        time.sleep(interval)
-        Console().print(read())
-        return
-    with Live(read(), refresh_per_second=4) as live:
+    if once or not console.is_terminal:  # without a terminal: one reading after the other
+        while True:
+            time.sleep(interval)
+            console.print(read())
+            sys.stdout.flush()
+            if once:
+                return
+    with Live(read(), console=console, refresh_per_second=4) as live:
         while True:
             time.sleep(interval)
             live.update(read())

@@ -164,13 +164,29 @@ class StepDone(Event, frozen=True, kw_only=True, tag="step"):
     times: tuple[int, ...] = ()
 
 
+class ExecutorReset(Event, frozen=True, kw_only=True, tag="executor_reset"):
+    """The executor broke in the step before and has forgotten all rows; those that go on are told to it again."""
+
+
 class Idle(Event, frozen=True, kw_only=True, tag="idle"):
     """A plan was empty although requests wait; `blocked` says why."""
 
     blocked: str
 
 
-AnyEvent = Queued | Refused | Admitted | FirstToken | Preempted | Cancelled | Finished | StepPlanned | StepDone | Idle
+AnyEvent = (
+    Queued
+    | Refused
+    | Admitted
+    | FirstToken
+    | Preempted
+    | Cancelled
+    | Finished
+    | StepPlanned
+    | StepDone
+    | ExecutorReset
+    | Idle
+)
 Fold = Callable[[AnyEvent], None]
 
 

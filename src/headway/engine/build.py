@@ -34,12 +34,19 @@ from headway.roofline.step import StepTime
 from headway.scheduling.budget import Budget
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
+from headway.text.chat import encode_chat
 from headway.text.template import ChatTemplate
 from headway.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 PROMPT_LOGITS = 64  # prompt positions per step whose logits are kept for prompt_logprobs
+STABLE_BLOCKS = (
+    32,
+    64,
+    128,
+    256,
+)  # tokens: what divides the native kernels' SPLIT and is no smaller than their vectors
 PREFIX_TTL_SECONDS = 30 * 60.0  # an unused cached prefix is forgotten after this
 
 
@@ -97,7 +104,7 @@ class Engine:
         """Token ids of a conversation, ready for the assistant's turn."""
         if self.template is None:
             raise BadInput("messages", f"{self.info.name} has no chat template; give a plain prompt")
-        return self.tokenizer.encode(self.template.render(messages), add_special=False)
+        return encode_chat(self.template, self.tokenizer, messages)
 
     def close(self) -> None:
         """Give back cache, threads, files and processes; idempotent."""
@@ -139,6 +146,12 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
     backend = make_backend(options.backend, threads, options.weights, options.group)
     if options.deterministic and not backend.deterministic:
         raise BadInput("--deterministic", f"the {backend.name} backend's results depend on batch shape; use native")
+    if options.deterministic and options.block_size not in STABLE_BLOCKS:
+        accepted = ", ".join(map(str, STABLE_BLOCKS))
+        raise BadInput(
+            "--block-size",
+            f"with {options.block_size}, attention sums in an order of its own; --deterministic accepts {accepted}",
+        )
     free = free_memory()
     model = load(DEFAULT_MODEL if options.model is None else options.model, backend, progress, free)
     limits, memory = _limits(options, model, backend.weight_bytes, free)

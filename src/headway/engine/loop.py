@@ -114,9 +114,11 @@ class EngineLoop:
         if plan.empty:
             outputs, result = self.scheduler.take_outputs(), StepResult(step=plan.step)
             return [self._delta(output, result, "") for output in outputs]
-        result = self._execute(plan)
+        result, broken = self._execute(plan)
         texts = self._read(result)
         outputs = [*self.scheduler.commit(result, self.clock.now())]
+        if broken:
+            self.scheduler.executor_reset(self.clock.now())
         told = {output.request.id for output in outputs}
         for id in result.prompt_logprobs:  # of a chunk that does not reach the prompt's end: nothing else to tell
             row = self.scheduler.state.rows.get(id)
@@ -124,13 +126,16 @@ class EngineLoop:
                 outputs.append(Output(row.request, (), None))
         return [self._delta(output, result, texts.get(output.request.id, "")) for output in outputs]
 
-    def _execute(self, plan: StepPlan) -> StepResult:
+    def _execute(self, plan: StepPlan) -> tuple[StepResult, bool]:
+        """(the result, whether the executor broke). Whatever broke, it costs this step's rows, not the server; nobody
+        knows how far the executor came with the plan, so it forgets everything."""
         try:
-            return self.executor.collect(self.executor.submit(plan))
-        except Exception as error:  # whatever broke, it costs this step's rows, not the server
+            return self.executor.collect(self.executor.submit(plan)), False
+        except Exception as error:
             logger.exception("step %d failed; its %d rows end with an error", plan.step, len(plan.work))
+            self.executor.reset()
             sentence = f"the engine failed in step {plan.step}: {type(error).__name__}"
-            return StepResult(step=plan.step, failed={work.id: sentence for work in plan.work})
+            return StepResult(step=plan.step, failed={work.id: sentence for work in plan.work}), True
 
     def _read(self, result: StepResult) -> dict[str, str]:
         """Text of the new tokens; a stop string that is met ends its row with this very step."""

@@ -33,13 +33,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         max_step_tokens: most new tokens in one step, the chunk budget.
         step_ms: longest step that a prefill chunk may cause while others decode; None = no such limit. Needs a
             step-time profile of this machine.
-        block_size: tokens per cache block. Below 32 the native backend's sums run in another order, so answers may
-            differ in the last bits from those of 32 and more.
+        block_size: tokens per cache block. 32, 64, 128 and 256 give the same answers to the bit on the native backend;
+            other sizes sum in another order, so answers may differ in the last bits from theirs.
         policy: "chunked" (prefill mixed into decode steps), "prefill-first", or "static".
         max_queued: most waiting requests.
         max_queued_tokens: most prompt tokens waiting.
         event_log: file for the event log; None = none.
-        deterministic: refuse a backend whose results depend on batch or chunking.
+        deterministic: refuse a backend whose results depend on batch or chunking, and block sizes that sum in an order
+            of their own.
     """
 
     model: str | None = None

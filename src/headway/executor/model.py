@@ -32,16 +32,16 @@ class ModelExecutor:
         self._limits = limits
         backend.allocate(CacheLayout(groups, limits.blocks, limits.block_size))
         self._program = backend.compile(forward)
-        self._done: dict[int, StepResult] = {}
         self.reset()
 
     def capabilities(self) -> Capabilities:
         return self._limits
 
     def reset(self) -> None:
-        """Forget all rows. The cache's content stays; nothing refers to it."""
+        """Forget all rows. The cache's content stays."""
         self._rows = Rows(len(self._limits.blocks), self._limits.block_size, self._limits.max_model_len)
         self._samplers: dict[str, RowState] = {}
+        self._done: dict[int, StepResult] = {}
 
     def close(self) -> None:
         self.reset()

@@ -25,7 +25,8 @@ class Executor(Protocol):
         ...
 
     def reset(self) -> None:
-        """Drop all rows."""
+        """Drop all rows and whatever is in progress, in any state: the way out after `submit` or `collect` raised. What
+        the cache holds stays; rows that go on come again as `StepPlan.new`, with the blocks they have."""
         ...
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.core.event_file import EventFileError, Header, read_events, read_header
-from headway.core.events import AnyEvent, Cancelled, Finished, Idle, Queued, StepDone, StepPlanned
+from headway.core.events import AnyEvent, Cancelled, ExecutorReset, Finished, Idle, Queued, StepDone, StepPlanned
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import Capabilities, StepPlan, StepResult
 from headway.scheduling.budget import Budget, StepTimeModel
@@ -208,6 +208,8 @@ def _feed(scheduler: Scheduler, executor: ReplayExecutor, recording: Recording, 
             scheduler.commit_run(executor.collect_run(event.step), event.times, event.seconds)
         case StepDone():
             scheduler.commit(executor.collect(event.step), event.now)
+        case ExecutorReset():
+            scheduler.executor_reset(event.now)
         case Idle():
             plan = scheduler.plan(event.now)
             if not plan.empty:

@@ -127,7 +127,9 @@ def _hf_rope(fields: Fields) -> tuple[float, Llama3Scaling | None, float]:
             raise rope.fault(name, "a rope of its own per kind of layer is not supported for a Llama model")
     theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
     if newer.number("rope_theta", theta) != theta:
-        raise newer.fault("rope_theta", f"{newer.values['rope_theta']} contradicts {theta:g}, which rope_scaling implies")
+        raise newer.fault(
+            "rope_theta", f"{newer.values['rope_theta']} contradicts {theta:g}, which rope_scaling implies"
+        )
     kind = rope.text("rope_type", rope.text("type", "default"))
     if rope.has("partial_rotary_factor") and rope.number("partial_rotary_factor") != 1:
         raise rope.fault("partial_rotary_factor", "only 1 is supported for a Llama model")

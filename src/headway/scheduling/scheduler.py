@@ -18,7 +18,7 @@ import msgspec
 from headway.cache.kv import KVCache
 from headway.core.errors import Reject, Rejected
 from headway.core.event_file import Header
-from headway.core.events import Cancelled, EventLog, Idle, Refused, StepPlanned
+from headway.core.events import Cancelled, EventLog, ExecutorReset, Idle, Refused, StepPlanned
 from headway.core.request import Request
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult
 from headway.scheduling import run
@@ -167,6 +167,13 @@ class Scheduler:
         apply(self.state, self._landed(result.step), result, now)
         self._last_commit = now
         return self.take_outputs()
+
+    def executor_reset(self, now: int) -> None:
+        """The executor has forgotten all rows: plans to come tell it again of those that go on."""
+        assert self.flight is None, "a step in flight is committed first"
+        self.state.forget_held()
+        if self._log:
+            self._log.append(ExecutorReset(now=now))
 
     def take_outputs(self) -> list[Output]:
         """What happened since the last call: tokens emitted, requests ended (also by deadline or cancel)."""

@@ -164,6 +164,12 @@ class State:
             heapq.heappop(self._deadlines)
         return None
 
+    def forget_held(self) -> None:
+        """The executor holds no row any more, so there is none to drop either."""
+        self.gone.clear()
+        for row in self.running:
+            row.held = False
+
     def release_forks(self, parent: str) -> None:
         """FORKING -> WAITING for the choices that waited for `parent`. Their order puts them before later arrivals."""
         for row in self.forking.pop(parent, ()):

@@ -40,6 +40,10 @@ CLOSE_SECONDS = 3  # connections that do not close by themselves
 log = logging.getLogger("headway.serve")
 
 
+def _complain(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """Set-up of a server; field names as the command's options.
@@ -53,7 +57,7 @@ class ServeOptions:
         engine_command: starts the engine process.
         engine_options: one line of JSON for it.
         load_text: makes the text side; called in a thread.
-        say: prints a line for the operator.
+        say, complain: print a line for the operator: how things go, and why the engine is gone.
     """
 
     model: str
@@ -69,6 +73,7 @@ class ServeOptions:
     engine_options: bytes = b"{}"
     load_text: Callable[[], Text]
     say: Callable[[str], None] = print
+    complain: Callable[[str], None] = _complain
 
     def __post_init__(self) -> None:
         for name, low in (("max_queued", 1), ("max_queued_tokens", 1), ("shutdown_timeout", 0)):
@@ -201,7 +206,7 @@ class _Life:
         assert failed is not None
         was_open = self._api.phase is Phase.READY
         self._api.phase = Phase.DEAD
-        self._options.say(f"the engine has stopped: {failed.message}")
+        self._options.complain(f"the engine has stopped: {failed.message}" if was_open else failed.message)
         if was_open:
             await asyncio.sleep(LINGER_SECONDS)
         return failed.exit_code or 1

@@ -22,8 +22,9 @@ class Text(Protocol):
 
     def encode(self, text: str, add_special: bool = True) -> list[int]: ...
 
-    def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The conversation as the model reads it, ready for the assistant's turn.
+    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """The conversation as the model reads it, ready for the assistant's turn. Names of control tokens in messages
+        are plain text.
 
         Raises:
             HeadwayError: there is no template, or it refuses the conversation.
@@ -107,7 +108,7 @@ class PromptReader:
             raise BadInput("messages", f"give 1 to {MAX_MESSAGES} messages")
         plain = template_messages(messages, self.text.knows_developer)
         self._check_length(sum(len(message["content"]) for message in plain), "messages")
-        return tuple(self.text.encode(self.text.render(plain), add_special=False))
+        return tuple(self.text.encode_chat(plain))
 
     def prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
         if isinstance(prompt, str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import tokenizers
 
 from headway.core.errors import BadInput, ModelFileError
 from headway.text import gguf_bpe
+from headway.text.literal import LiteralTokenizer, encoded
 from headway.text.source import TokenizerSource
 from headway.text.token_bytes import token_decoder
 
@@ -44,6 +45,9 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = {token.content: number for number, token in added.items() if token.special}
         self._specials = frozenset(self.special_ids.values())
+        self._special_starts = {
+            name[:2] for name in self.special_ids
+        }  # few, so that most texts are soon known to be clear
         # Added tokens are matched in text as they are, so they also stand for their text as it is.
         self._bytes = {number: token.content.encode() for number, token in added.items()}
         if gguf:
@@ -61,15 +65,29 @@ class Tokenizer:
             BadInput: the text names a control token of the tokenizer that the model has no embedding for, or is not
                 Unicode: half of a surrogate pair, which is how Python holds bytes that it cannot read.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise BadInput("prompt", "holds half of a surrogate pair; it must be text that UTF-8 can write") from None
-        tokenizer = self._tokenizer if allow_special else self._literal
-        # The batch call, unlike `encode`, lets other Python threads run meanwhile; "fast" leaves out offsets.
-        ids = tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
+        ids = encoded(self._tokenizer if allow_special else self._literal.tokenizer, text, add_special)
         if add_special and self._add_bos and self.bos_id is not None:
             ids.insert(0, self.bos_id)
+        return self._embedded(ids)
+
+    def special_named(self, texts: Iterable[str]) -> list[str]:
+        """The control tokens that any of `texts` names, the longest first."""
+        found: set[str] = set()
+        for text in texts:
+            if any(start in text for start in self._special_starts):
+                found |= {name for name in self.special_ids if name in text}
+        return sorted(found, key=len, reverse=True)
+
+    def encode_around(self, text: str, plain: Mapping[str, str]) -> list[int]:
+        """Token ids of a chat template's text in which control tokens are such, but for the characters in `plain`:
+        each stands for a text that is only text, whatever it looks like.
+
+        Raises:
+            BadInput: as `encode`.
+        """
+        return self._embedded(self._literal.encode(text, plain))
+
+    def _embedded(self, ids: list[int]) -> list[int]:
         if ids and max(ids) >= self.vocab_size:
             raise BadInput("prompt", f"the model has no embedding for {self._tokenizer.id_to_token(max(ids))!r}")
         return ids
@@ -113,11 +131,8 @@ class Tokenizer:
         return any(self.token_bytes(token) for token in ids)
 
     @cached_property
-    def _literal(self) -> tokenizers.Tokenizer:
-        """A second tokenizer, since whether control tokens are recognised is a state of the library's object."""
-        literal = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
-        literal.encode_special_tokens = True
-        return literal
+    def _literal(self) -> LiteralTokenizer:
+        return LiteralTokenizer(self._tokenizer)
 
 
 class _Described(msgspec.Struct):

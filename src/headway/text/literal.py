@@ -1,0 +1,94 @@
+"""Encoding in which the names of control tokens are only text, except where the caller says otherwise."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+
+import tokenizers
+from tokenizers import AddedToken
+
+from headway.core.errors import BadInput
+
+_GUARD_FIRST, _GUARD_LAST = 0x100000, 0x10FFFD  # private characters, which no normaliser touches
+_GUARD_LENGTH = 8
+
+
+def encoded(tokenizer: tokenizers.Tokenizer, text: str, add_special: bool) -> list[int]:
+    """Token ids of a text.
+
+    Raises:
+        BadInput: it is not Unicode.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadInput("prompt", "holds half of a surrogate pair; it must be text that UTF-8 can write") from None
+    # The batch call, unlike `encode`, lets other Python threads run meanwhile; "fast" leaves out offsets.
+    return tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
+
+
+class LiteralTokenizer:
+    """A second tokenizer, since whether control tokens are recognised is a state of the library's object.
+
+    Each control token has a stand-in here: a secret word with the same rules of matching, which the library cuts out
+    of a text exactly as it cuts out the token. So one call encodes a text with both real and merely named control
+    tokens, and what lies between real ones is encoded as it always is.
+
+    Attributes:
+        tokenizer: reads names of control tokens as text.
+    """
+
+    def __init__(self, original: tokenizers.Tokenizer) -> None:
+        self.tokenizer = tokenizers.Tokenizer.from_str(original.to_str())
+        self.tokenizer.encode_special_tokens = True
+        added = original.get_added_tokens_decoder()
+        control = {id: token for id, token in added.items() if token.special}
+        self._guards = {token.content: _guard() for token in control.values()}
+        self.tokenizer.add_tokens([_stand_in(token, self._guards[token.content]) for token in control.values()])
+        self._real = {self.tokenizer.token_to_id(self._guards[token.content]): id for id, token in control.items()}
+        # As the library matches: tokens that are not normalised first, then the others in what is left between them.
+        self._first, self._second = (
+            _pattern([token for token in added.values() if token.normalized == late]) for late in (False, True)
+        )
+
+    def encode(self, text: str, plain: Mapping[str, str]) -> list[int]:
+        """Token ids of a text in which control tokens are such, while a character in `plain` is the text it maps to.
+
+        Raises:
+            BadInput: the text is not Unicode.
+        """
+        pieces = self._first.split(text)  # text, token, text, token, ... text
+        pieces[1::2] = [self._guards.get(name, name) for name in pieces[1::2]]
+        pieces[::2] = [
+            self._second.sub(lambda found: self._guards.get(found[0], found[0]), piece) for piece in pieces[::2]
+        ]
+        text = "".join(pieces).translate(str.maketrans(dict(plain)))
+        return [self._real.get(id, id) for id in encoded(self.tokenizer, text, add_special=False)]
+
+
+def _guard() -> str:
+    """A word that nobody can guess."""
+    letters = range(_GUARD_FIRST, _GUARD_LAST + 1)
+    return "".join(chr(secrets.choice(letters)) for _ in range(_GUARD_LENGTH))
+
+
+def _stand_in(token: AddedToken, guard: str) -> AddedToken:
+    return AddedToken(
+        guard,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=False,
+    )
+
+
+def _pattern(tokens: list[AddedToken]) -> re.Pattern[str]:
+    """Finds the leftmost, then the longest of `tokens`, in a group; of no tokens, nothing."""
+    names = [
+        rf"(?<!\w){re.escape(token.content)}(?!\w)" if token.single_word else re.escape(token.content)
+        for token in sorted(tokens, key=lambda token: len(token.content), reverse=True)
+    ]
+    return re.compile(f"({'|'.join(names) or '(?!)'})")
