@@ -153,7 +153,9 @@ def run(llm: LLM, jobs: Jobs) -> int:
     failed = 0
     requests = ((job.id, job.prompt, job.params) for job in jobs.todo)
     with jobs.output.open("ab") as file, progress() as report:
-        for done, (id, result) in enumerate(llm.as_completed(requests), jobs.total - len(jobs.todo) + 1):
+        already = jobs.total - len(jobs.todo)
+        report("prompts", already, jobs.total)
+        for done, (id, result) in enumerate(llm.as_completed(requests), already + 1):
             line = encode(id, result)
             failed += msgspec.json.decode(line, type=_Line).failed
             file.write(line + b"\n")

@@ -64,7 +64,7 @@ class LiteralTokenizer:
         pieces[::2] = [
             self._second.sub(lambda found: self._guards.get(found[0], found[0]), piece) for piece in pieces[::2]
         ]
-        text = "".join(pieces).translate(str.maketrans(dict(plain)))
+        text = "".join(pieces).translate({ord(character): words for character, words in plain.items()})
         return [self._real.get(id, id) for id in encoded(self.tokenizer, text, add_special=False)]
 
 
