@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.cache.hashing import NAME_BYTES, BlockHasher
+from headway.cache.hashing import NAME_BYTES, BlockHasher, agreeing
 
 
 def test_a_name_depends_on_tokens_parent_and_key() -> None:
@@ -31,3 +31,11 @@ def test_packed_tokens_come_back_and_may_be_any_64_bit_number() -> None:
     tokens = (0, 2**63 - 1, -(2**63))
     assert hasher.unpack(hasher.pack(tokens)) == tokens
     assert len(hasher.pack(tokens)) == 24
+
+
+def test_chains_agree_up_to_the_first_block_that_differs() -> None:
+    chain = [bytes([number]) for number in range(7)]
+    for length in range(8):
+        for common in range(length + 1):
+            other = [*chain[:common], *(bytes([100 + number]) for number in range(common, length))]
+            assert agreeing(chain, other) == agreeing(other, chain) == common

@@ -147,6 +147,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         if plan.empty:
             self.hear(self.scheduler.take_outputs())
             return
+        if data.draw(st.sampled_from([False] * 15 + [True])):
+            self.executor.rows.clear()
+            self.disturbed |= {work.id for work in plan.work}
+            result = StepResult(plan.step, failed={work.id: "broken" for work in plan.work})
+            self.hear(self.scheduler.commit(result, self.now))
+            self.scheduler.executor_reset(self.now)
+            return
         result = self.disturb(plan, self.executor.run(plan), data)
         self.hear(self.scheduler.commit(result, self.now))
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from headway.core.events import Admitted, Preempted
+from headway.core.request import Request, SamplingParams
+from headway.core.step import StepResult
 from headway.scheduling.budget import Budget
 from headway.scheduling.policies import POLICIES, policy_named
 from tests.scheduling.context_bench import Ask, Bench, limits_of
@@ -83,6 +85,42 @@ CASES: list[Case] = [
         {},
         [Ask("a", 9, 3), Ask("b", 9, 1, like="a", at=1)],
         ["a[0:9]*", "a[9:10]* b[8:9]*", "a[10:11]* -b", "-a"],
+    ),
+    (
+        "a prompt that is being computed just now is not computed twice: its twin waits for the step to end",
+        {},
+        [Ask("a", 9, 3), Ask("b", 9, 1, like="a")],
+        ["a[0:9]*", "a[9:10]* b[8:9]*", "a[10:11]* -b", "-a"],
+    ),
+    (
+        "a twin waits over several steps, and those who came later go on meanwhile",
+        {"budget": Budget(tokens=8)},
+        [Ask("a", 18, 1), Ask("b", 17, 1, like="a"), Ask("c", 3, 1)],
+        ["a[0:8]", "a[8:16]", "a[16:18]* b[16:17]* c[0:3]*", "-a -b -c"],
+    ),
+    (
+        "many twins share what the first computes",
+        {},
+        [Ask("a", 9, 1), Ask("b", 9, 1, like="a"), Ask("c", 9, 1, like="a"), Ask("d", 3, 1)],
+        ["a[0:9]* d[0:3]*", "b[8:9]* c[8:9]* -a -d", "-b -c"],
+    ),
+    (
+        "whoever shares less than half of its prompt does not wait for it",
+        {},
+        [Ask("a", 6, 1), Ask("b", 9, 1, like="a")],
+        ["a[0:6]* b[0:9]*", "-a -b"],
+    ),
+    (
+        "a twin that waits keeps its place among the rows",
+        {"max_rows": 2},
+        [Ask("a", 9, 1), Ask("b", 9, 1, like="a"), Ask("c", 3, 1)],
+        ["a[0:9]*", "b[8:9]* c[0:3]* -a", "-b -c"],
+    ),
+    (
+        "static batches are formed at once, twins and all",
+        {"policy": POLICIES["static"]},
+        [Ask("a", 9, 1), Ask("b", 9, 1, like="a")],
+        ["a[0:9]* b[0:7]", "b[7:9]* -a", "-b"],
     ),
     (
         "prompt logprobs need every position, so the prompt is not looked up",
@@ -235,12 +273,27 @@ def test_a_row_with_its_worst_case_reserved_is_never_the_one_to_yield() -> None:
         ({"blocks": (3,)}, [Ask("a", 8), Ask("b", 2)], "blocks"),
         ({"policy": POLICIES["static"]}, [Ask("a", 8), Ask("b", 2, at=1)], "policy"),
         ({}, [Ask("a", 8)], ""),
+        ({}, [Ask("a", 9), Ask("b", 9, like="a")], "twin"),
+        ({"max_rows": 2}, [Ask("a", 9), Ask("b", 9, like="a"), Ask("c", 2)], "twin"),
     ],
 )
 def test_a_waiting_request_always_has_a_reason(settings: dict[str, Any], asks: list[Ask], blocked: str) -> None:
     played = bench(settings)
     played.play(asks, steps=1 + max(ask.at for ask in asks))
     assert played.scheduler.blocked == blocked
+
+
+@pytest.mark.parametrize("end", ["cancel", "fail"])
+def test_a_twin_computes_for_itself_when_the_one_it_waits_for_is_gone(end: str) -> None:
+    scheduler = Bench().scheduler
+    for id in ("a", "b"):
+        scheduler.add(Request(id, range(9), SamplingParams(seed=0), max_len=10))
+    plan = scheduler.plan(0)
+    assert [work.id for work in plan.work] == ["a"] and scheduler.blocked == "twin"
+    if end == "cancel":
+        scheduler.cancel("a", 1)
+    scheduler.commit(StepResult(plan.step, {"a": (1,)}, failed={"a": "out of luck"} if end == "fail" else {}), 1)
+    assert [(work.id, work.start, work.count) for work in scheduler.plan(1).work] == [("b", 0, 9)]
 
 
 def test_the_step_that_takes_blocks_back_admits_nobody() -> None:

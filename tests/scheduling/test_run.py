@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headway.core.clock import to_ps
@@ -77,6 +77,7 @@ class Run:
 
 
 @settings(max_examples=150, deadline=None)
+@example(LAYOUTS[0], POLICIES["prefill-first"], 2, None, [(5, 24, 1), (5, 24, 1)], 50, 3)  # preempted after admission
 @given(
     layout=st.sampled_from(LAYOUTS),
     policy=st.sampled_from(list(POLICIES.values())),

@@ -350,14 +350,14 @@ class TestPlanForTheExecutor:
         bench = Bench(limits_of(max_prompt_logits=5))
         bench.scheduler.add(request("a", prompt=8, prompt_logprobs=1))
         bench.scheduler.add(request("b", prompt=6, prompt_logprobs=0))
-        bench.scheduler.add(request("c", prompt=6))
+        bench.scheduler.add(request("c", prompt=3))
         seen = []
         for step in range(3):
             plan = bench.scheduler.plan(step)
             seen.append([(w.id, w.count, w.logits) for w in plan.work])
             bench.scheduler.commit(bench.executor.run(plan), step)
         assert seen == [
-            [("a", 5, 5), ("c", 6, 1)],
+            [("a", 5, 5), ("c", 3, 1)],
             [("c", 1, 1), ("a", 3, 3), ("b", 2, 2)],
             [("a", 1, 1), ("c", 1, 1), ("b", 4, 4)],
         ]

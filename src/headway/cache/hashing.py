@@ -37,3 +37,15 @@ class BlockHasher:
     def name(self, parent: bytes, payload: bytes) -> bytes:
         """Name of the block `payload` that follows `parent`."""
         return blake2b(parent + payload, digest_size=NAME_BYTES, key=self._key, person=b"headway-block").digest()
+
+
+def agreeing(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """How many blocks two chains of names have in common from the start. By bisection: a name stands for all before."""
+    fits, too_many = 0, min(len(one), len(other)) + 1
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if one[middle - 1] == other[middle - 1]:
+            fits = middle
+        else:
+            too_many = middle
+    return fits

@@ -8,6 +8,7 @@ from collections import Counter
 from headway.cache.kv import KVCache
 from headway.cache.table import BlockTable
 from headway.core.step import StepPlan
+from headway.scheduling.planning import TWIN
 from headway.scheduling.row import Place
 from headway.scheduling.scheduler import Scheduler
 from headway.scheduling.state import State
@@ -128,4 +129,5 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     if plan.empty:
         assert not state.running, "law: something moves while anything runs"
         assert not len(state.queue) or scheduler.blocked, "law: an empty plan with a queue has a reason"
+    assert scheduler.blocked != TWIN or state.running, "law: a twin waits only while something runs"
     assert not state.forking or state.running or len(state.queue), "law: no choice waits for ever"

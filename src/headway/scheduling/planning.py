@@ -10,6 +10,7 @@ That is all of continuous batching, chunked prefill, prefix reuse, speculation a
 
 from __future__ import annotations
 
+from headway.cache.hashing import agreeing
 from headway.cache.kv import Hit
 from headway.core.step import BlockCopy, BlockIds, Capabilities, RowInit, StepPlan, Work
 from headway.scheduling.budget import Budget, StepTimeModel, largest_chunk
@@ -21,6 +22,7 @@ from headway.scheduling.state import State
 NO_ROWS = "rows"  # the executor holds as many as it can
 NO_BUDGET = "budget"  # the step is full
 NO_BLOCKS = "blocks"  # its tokens do not fit beside what running rows still need
+TWIN = "twin"  # a running row is computing most of its prompt just now; it waits for that to be shared
 PREEMPTING = "preempting"  # blocks were taken back in this very step
 BY_POLICY = "policy"  # the policy did not ask
 
@@ -99,10 +101,11 @@ class Step:
         """
         state = self._state
         owed: list[int] = []
+        twins: list[Row] = []  # each keeps a place: a row, and its blocks among those owed
         while (row := state.queue.first()) is not None:
             if self._preempted:
                 self.blocked = PREEMPTING
-            elif len(state.running) >= self._limits.max_rows:
+            elif len(state.running) + len(twins) >= self._limits.max_rows:
                 self.blocked = NO_ROWS
             elif self.left <= 0 and not whole_batch:
                 self.blocked = NO_BUDGET
@@ -110,13 +113,20 @@ class Step:
                 owed = owed or self._owed_to_all()
                 hit, parent = self._prefix(row)  # before anything is counted
                 if self._fits(row, hit, owed):
-                    self._copies += state.admit(row, hit, parent, self._now)
-                    self._chunk(row)
+                    if not whole_batch and parent is None and self._is_coming(row, hit):
+                        state.queue.remove(row)
+                        twins.append(row)
+                    else:
+                        self._copies += state.admit(row, hit, parent, self._now)
+                        self._chunk(row)
                     for group in range(len(owed)):
                         owed[group] += self._owed(row, group)
                     continue
                 self.blocked = NO_BLOCKS
-            return
+            break
+        for row in twins:
+            state.queue.push(row)
+            self.blocked = TWIN
 
     def finish(self, number: int) -> StepPlan:
         """The plan. Empties the list of rows the executor must drop."""
@@ -202,6 +212,7 @@ class Step:
             victim = self._state.running[-1]
             self._state.preempt(victim, self._now)
             self._preempted = True
+            self.blocked = PREEMPTING  # even where the policy has admitted already: the plan's shape will not last
             if victim is row:
                 return None
         return blocks
@@ -217,6 +228,23 @@ class Step:
         if row.wants_prompt_logprobs:
             return self._state.cache.lookup((), ()), None
         return row.table.lookup(request.tokens), None
+
+    def _is_coming(self, row: Row, hit: Hit) -> bool:
+        """Running rows are about to compute at least half of what a waiting row would have to: better to wait, a few
+        steps at most, and share it. Should such a row end or yield before, nothing is coming any more."""
+        if row.wants_prompt_logprobs:
+            return False
+        size = self._state.cache.block_size
+        tokens = row.request.tokens
+        names = row.table.name_blocks(tokens, (len(tokens) - 1) // size)
+        shared = hit.length
+        for other in self._state.running:
+            full = len(other.request.tokens) // size
+            if other.table.sealed < full:
+                common = agreeing(names, other.table.name_blocks(other.request.tokens, full))
+                if common > other.table.sealed:
+                    shared = max(shared, common)
+        return 2 * (shared - hit.length) * size >= len(tokens) - hit.length * size
 
     def _fits(self, row: Row, hit: Hit, owed: list[int]) -> bool:
         """Optimistic admission: the row's known tokens (its worst case, if strict) fit beside what running rows are
