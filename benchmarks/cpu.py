@@ -9,7 +9,7 @@ theirs, probe; so every ratio is of runs that follow each other, and every share
 
 Peers: llama.cpp (`pip install '.[peers]'`), and vLLM with zentorch and OpenVINO GenAI, whose dependencies clash with
 ours and with each other: give each an environment of its own and name its Python by --peer-python or in
-HEADWAY_PEER_VLLM, HEADWAY_PEER_OPENVINO, HEADWAY_PEER_LLAMA_CPP (docs/native.md has the commands). A peer that is not
+HEADWAY_PEER_VLLM, HEADWAY_PEER_OPENVINO, HEADWAY_PEER_LLAMA_CPP (peers/README.md has the commands). A peer that is not
 there has ratio null and the reason. Servers (vLLM, OpenVINO) are timed with their scheduler and sampler, against our
 whole engine; llama.cpp's decode loop has neither, and is timed against our kernels alone. Same contexts, same number
 of steps, medians of steps.
@@ -165,7 +165,7 @@ class Bench:
         reasons |= {name: one["reason"] for name, one in found.items() if "reason" in one}
         return {
             "facts": ours.facts,
-            "operations_per_s": (rate + self.probe.probe_compute(kind)) / 2,
+            "operations_per_s": round(max(rate, self.probe.probe_compute(kind))),
             "kernels": kernels,
             "engine": whole,
             "peers": found,
@@ -277,6 +277,7 @@ def shown(row: Measured) -> str:
     figures = ["-" if row[key] is None else f"{row[key]:.4g}" for key in ("ours", "peer", "ratio", "bar")]
     verdict = {True: "met", False: "MISSED", None: ""}[row["met"]]
     notes = [row.get("best_peer", ""), f"{row['bandwidth_gb_s']} GB/s" if "bandwidth_gb_s" in row else ""]
+    notes += [f"whole engine {row['engine']}"] if row.get("ours_is") == "kernels" else []
     notes += [f"without {name}: {reason}" for name, reason in row.get("missing", {}).items()]
     ours, peer, ratio, bar = figures
     return f"{row['name']:58} {ours:>8} {peer:>8} {ratio:>6} {bar:>6} {verdict:7} {'; '.join(filter(None, notes))}"

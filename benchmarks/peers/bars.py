@@ -143,7 +143,8 @@ def against_peers(model: str, point: str, measured: Measured) -> list[Comparison
                 )
         best = best or comparison("", None, None, None, bars.get(point))
         title = f"{model}, {point}, against {kind}"
-        rows.append({**best, "name": title, "model": model, "point": point, "missing": missing})
+        both = {way: statistics.median(run["rate"] for run in measured[way]) for way in ("kernels", "engine")}
+        rows.append({**best, "name": title, "model": model, "point": point, **both, "missing": missing})
     return rows
 
 
