@@ -17,6 +17,7 @@ from headway.core.errors import BadInput
 from headway.core.event_file import EventWriter, Header
 from headway.core.events import EventLog, Fold
 from headway.core.step import Capabilities
+from headway.engine.blas import Blas
 from headway.engine.loop import EngineLoop
 from headway.engine.machine import free_memory, usable_cores, wall_clock
 from headway.engine.memory import MemoryPlan, activation_bytes, plan_memory
@@ -131,6 +132,16 @@ def make_backend(name: str, threads: int, weights: str = "stored", group: int | 
     return ReferenceBackend()
 
 
+def _limit_blas(asked: int | None, threads: int) -> None:
+    """Let numpy use the threads that were asked for; without a word, at most those this process may use."""
+    blas = Blas()
+    known = blas.threads
+    if known is not None and (asked is not None or known > threads):
+        blas.use(threads)
+    elif known is None and asked is not None:
+        logger.warning("--threads does not reach numpy's linear algebra here; set OMP_NUM_THREADS=%d instead", asked)
+
+
 def build_engine(options: EngineOptions, progress: Progress | None = None, subscribers: Sequence[Fold] = ()) -> Engine:
     """Load the model and get everything ready to serve.
 
@@ -144,6 +155,8 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
     """
     threads = options.threads or usable_cores()
     backend = make_backend(options.backend, threads, options.weights, options.group)
+    if isinstance(backend, ReferenceBackend):
+        _limit_blas(options.threads, threads)
     if options.deterministic and not backend.deterministic:
         raise BadInput("--deterministic", f"the {backend.name} backend's results depend on batch shape; use native")
     if options.deterministic and options.block_size not in STABLE_BLOCKS:

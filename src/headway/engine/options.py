@@ -26,7 +26,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         weights: "stored" as in the file, or "int8" or "int4": 16 and 32-bit matrices are quantised at load, embedding
             and output matrix to 8 bits (native backend only).
         group: weights that share a scale when quantised at load: 16, 32, 64 or 128; None = 128 for int8, 32 for int4.
-        threads: CPU threads; None = the cores this process may use.
+        threads: CPU threads; None = the cores this process may use. The reference backend sets them for numpy in the
+            whole process.
         kv_cache_gib: GiB for the KV cache; None = from free memory.
         max_model_len: longest prompt + output in tokens; None = the model's context.
         max_rows: most requests in one step.
