@@ -13,6 +13,7 @@ from headway.core.events import (
     AnyEvent,
     Cancelled,
     EventLog,
+    ExecutorReset,
     Finished,
     FirstToken,
     Idle,
@@ -47,6 +48,7 @@ EVENTS: list[AnyEvent] = [
     Finished(now=9, id="b", reason="abort", prompt_tokens=5, cached=0, generated=0, lived=7),
     Finished(now=9, id="a", reason="length", prompt_tokens=6, cached=4, generated=5, lived=8, names=(b"n" * 16,)),
     Idle(now=10, blocked="blocks"),
+    ExecutorReset(now=11),
 ]  # fmt: skip
 
 
@@ -66,7 +68,9 @@ def test_totals_fold_a_whole_run() -> None:
     assert (totals.prompt_tokens, totals.cached_tokens, totals.wasted_tokens) == (11, 4, 7), "cached counts once"
     assert (totals.computed_tokens, totals.emitted_tokens) == (11, 5)
     assert (totals.drafted_tokens, totals.accepted_tokens) == (2, 1)
-    assert (totals.steps, totals.busy, totals.idle, totals.first_tokens) == (4, 4.0, 3, [4])
+    assert (totals.steps, totals.busy, totals.idle, totals.first_tokens) == (4, 4.0, 3, 1)
+    assert (totals.predicted_steps, totals.predicted_seconds, totals.prediction_error) == (3, 0.25, 1.75)
+    assert totals.executor_resets == 1
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from headway.core.events import (
     Admitted,
     AnyEvent,
     Cancelled,
+    ExecutorReset,
     Finished,
     FirstToken,
     Preempted,
@@ -29,8 +30,11 @@ class Totals:
         cached_tokens: prompt tokens served from the cache at first admission.
         computed_tokens, emitted_tokens, drafted_tokens, accepted_tokens: over all steps.
         preemptions, wasted_tokens: blocks taken back, and computed tokens thrown away with them.
-        first_tokens: time to first token of each request that had one, ps, in order.
+        first_tokens: requests that had a token.
         steps, busy, idle: steps done, seconds in them, ps between them.
+        predicted_steps, predicted_seconds, prediction_error: steps the step-time model predicted, the time it predicted
+            for them, and the sum of its absolute errors, s.
+        executor_resets: steps in which the executor broke.
     """
 
     def __init__(self) -> None:
@@ -46,10 +50,14 @@ class Totals:
         self.accepted_tokens = 0
         self.preemptions = 0
         self.wasted_tokens = 0
-        self.first_tokens: list[int] = []
+        self.first_tokens = 0
         self.steps = 0
         self.busy = 0.0
         self.idle = 0
+        self.predicted_steps = 0
+        self.predicted_seconds = 0.0
+        self.prediction_error = 0.0
+        self.executor_resets = 0
         self._running: set[str] = set()
 
     @property
@@ -76,7 +84,7 @@ class Totals:
                 if event.preemptions == 0:
                     self.cached_tokens += event.cached
             case FirstToken():
-                self.first_tokens.append(event.waited)
+                self.first_tokens += 1
             case Preempted():
                 self._running.remove(event.id)
                 self.preemptions += 1
@@ -88,6 +96,8 @@ class Totals:
                 self.refused[event.reason] += 1
             case Cancelled():
                 self.cancelled += 1
+            case ExecutorReset():
+                self.executor_resets += 1
 
     def _step(self, event: StepDone) -> None:
         self.steps += event.steps
@@ -97,3 +107,7 @@ class Totals:
         self.accepted_tokens += event.accepted
         self.busy += event.seconds.total
         self.idle += event.idle
+        if event.predicted is not None:
+            self.predicted_steps += event.steps
+            self.predicted_seconds += event.predicted
+            self.prediction_error += abs(event.predicted - event.seconds.total)

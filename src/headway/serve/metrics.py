@@ -15,6 +15,7 @@ import msgspec
 
 from headway.core import events
 from headway.core.clock import to_seconds
+from headway.core.folds import Totals
 from headway.engine.ipc import Status
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -89,7 +90,6 @@ class _Live:
     admitted: int | None = None
     first: int | None = None
     last: int | None = None
-    running: bool = False
 
 
 def _seconds() -> Histogram:
@@ -97,33 +97,18 @@ def _seconds() -> Histogram:
 
 
 @dataclass
-class Totals:
-    """The state of the fold; counters only grow. Times in seconds, of the engine's clock.
+class _Seen:
+    """What the fold keeps beside the sums of `core.folds.Totals`. Times in seconds, of the engine's clock.
 
     Attributes:
         prompt_tokens: prompt tokens of requests that reached their first token, cached ones included; the n choices of
             one prompt count it once.
-        generation_tokens: tokens emitted.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache at first admission, and found.
-        wasted_tokens: computed tokens lost by preemption.
     """
 
-    accepted_requests: int = 0
     prompt_tokens: int = 0
-    generation_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
-    preemptions: int = 0
-    wasted_tokens: int = 0
-    accepted: int = 0
-    drafted: int = 0
-    steps: int = 0
-    step_seconds: float = 0.0
-    predicted_seconds: float = 0.0
-    prediction_error_seconds: float = 0.0
-    predicted_steps: int = 0
-    finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
-    refused: dict[str, int] = field(default_factory=dict)
     http: dict[tuple[str, int], int] = field(default_factory=dict)
     ttft: Histogram = field(default_factory=_seconds)
     itl: Histogram = field(default_factory=_seconds)
@@ -146,15 +131,14 @@ class Metrics:
     def __init__(self, model: str) -> None:
         self.model = model
         self.totals = Totals()
+        self._seen = _Seen()
         self._live: dict[str, _Live] = {}
         self._by_number: dict[int, _Live] = {}
         self._ended: list[int] = []  # in the step whose StepDone, which still names them, is to come
         self._folds: dict[type, Callable[[Any], None]] = {
             events.Queued: self._queued,
-            events.Refused: self._refused,
             events.Admitted: self._admitted,
             events.FirstToken: self._first_token,
-            events.Preempted: self._preempted,
             events.Finished: self._finished,
             events.StepDone: self._step,
             HttpDone: self._http,
@@ -162,71 +146,44 @@ class Metrics:
         }
 
     def fold(self, event: events.AnyEvent | HttpDone | LoopLag) -> None:
+        if isinstance(event, events.Event):
+            self.totals(event)  # type: ignore[arg-type]  # every event is one of AnyEvent
         handler = self._folds.get(type(event))
-        if handler is not None:  # the others change nothing that is counted
+        if handler is not None:  # of the others only the sums matter
             handler(event)
 
-    @property
-    def running(self) -> int:
-        return sum(live.running for live in self._live.values())
-
-    @property
-    def waiting(self) -> int:
-        return len(self._live) - self.running
-
     def _queued(self, event: events.Queued) -> None:
-        self.totals.accepted_requests += 1
         live = _Live(event.number, event.prompt_tokens, event.parent is not None)
         self._live[event.id] = self._by_number[event.number] = live
 
-    def _refused(self, event: events.Refused) -> None:
-        self.totals.refused[event.reason] = self.totals.refused.get(event.reason, 0) + 1
-
     def _admitted(self, event: events.Admitted) -> None:
         live = self._live[event.id]
-        live.running = True
         if live.admitted is None:
             live.admitted = event.now
-            self.totals.queue.observe(to_seconds(event.waited))
+            self._seen.queue.observe(to_seconds(event.waited))
             if not live.shares_prompt:
-                self.totals.prefix_queries += live.prompt_tokens
-                self.totals.prefix_hits += event.cached
+                self._seen.prefix_queries += live.prompt_tokens
+                self._seen.prefix_hits += event.cached
 
     def _first_token(self, event: events.FirstToken) -> None:
         live = self._live[event.id]
         live.first = event.now
-        self.totals.ttft.observe(to_seconds(event.waited))
+        self._seen.ttft.observe(to_seconds(event.waited))
         if live.admitted is not None:
-            self.totals.prefill.observe(to_seconds(event.now - live.admitted))
+            self._seen.prefill.observe(to_seconds(event.now - live.admitted))
         if not live.shares_prompt:
-            self.totals.prompt_tokens += live.prompt_tokens
-            self.totals.prompt_lengths.observe(live.prompt_tokens)
-
-    def _preempted(self, event: events.Preempted) -> None:
-        self._live[event.id].running = False
-        self.totals.preemptions += 1
-        self.totals.wasted_tokens += event.wasted
+            self._seen.prompt_tokens += live.prompt_tokens
+            self._seen.prompt_lengths.observe(live.prompt_tokens)
 
     def _finished(self, event: events.Finished) -> None:
         live = self._live.pop(event.id)
         self._ended.append(live.number)
-        self.totals.finished[event.reason] += 1
-        self.totals.e2e.observe(to_seconds(event.lived))
-        self.totals.output_lengths.observe(event.generated)
+        self._seen.e2e.observe(to_seconds(event.lived))
+        self._seen.output_lengths.observe(event.generated)
         if live.first is not None:
-            self.totals.decode.observe(to_seconds(event.now - live.first))
+            self._seen.decode.observe(to_seconds(event.now - live.first))
 
     def _step(self, event: events.StepDone) -> None:
-        totals = self.totals
-        totals.steps += event.steps
-        totals.step_seconds += event.seconds.total
-        totals.accepted += event.accepted
-        totals.drafted += event.drafted
-        totals.generation_tokens += sum(event.emitted)
-        if event.predicted is not None:
-            totals.predicted_steps += event.steps
-            totals.predicted_seconds += event.predicted
-            totals.prediction_error_seconds += abs(event.predicted - event.seconds.total)
         for number, emitted in zip(event.rows, event.emitted, strict=True):
             if emitted:
                 self._gaps(self._by_number[number], emitted, event.now)
@@ -237,17 +194,17 @@ class Metrics:
     def _gaps(self, live: _Live, emitted: int, now: int) -> None:
         """Time between tokens: of a step's tokens all but the first have gap 0, as a client sees it."""
         if live.last is not None:
-            self.totals.itl.observe(to_seconds(now - live.last))
+            self._seen.itl.observe(to_seconds(now - live.last))
         if emitted > 1:
-            self.totals.itl.observe(0.0, emitted - 1)
+            self._seen.itl.observe(0.0, emitted - 1)
         live.last = now
 
     def _http(self, event: HttpDone) -> None:
         key = (event.route, event.status)
-        self.totals.http[key] = self.totals.http.get(key, 0) + 1
+        self._seen.http[key] = self._seen.http.get(key, 0) + 1
 
     def _lag(self, event: LoopLag) -> None:
-        self.totals.lag.observe(event.seconds)
+        self._seen.lag.observe(event.seconds)
 
     def render(self, status: Status, gauges: Mapping[str, float]) -> str:
         """The text Prometheus scrapes.
@@ -276,44 +233,45 @@ class Metrics:
 
     def _series(self, status: Status) -> Iterator[tuple[str, str, str, Any]]:
         """(name, kind, help, value)."""
-        t = self.totals
+        t, seen = self.totals, self._seen
         use = status.used / status.blocks if status.blocks else 0.0
-        reasons = {f'finished_reason="{reason}"': count for reason, count in t.finished.items()}
+        reasons = {f'finished_reason="{reason}"': t.finished[reason] for reason in REASONS}
         refused = {f'reason="{_escape(reason)}"': count for reason, count in t.refused.items()}
-        http = {f'route="{_escape(route)}",status="{status}"': count for (route, status), count in t.http.items()}
+        http = {f'route="{_escape(route)}",status="{status}"': count for (route, status), count in seen.http.items()}
         counter, gauge, histogram = "counter", "gauge", "histogram"
-        yield "requests_running", gauge, "Requests that hold cache blocks.", self.running
-        yield "requests_waiting", gauge, "Requests that wait for blocks.", self.waiting
+        yield "requests_running", gauge, "Requests that hold cache blocks.", t.running
+        yield "requests_waiting", gauge, "Requests that wait for blocks.", t.waiting
         yield "kv_cache_usage", gauge, "Share of cache blocks owned by requests.", use
         yield "kv_blocks", gauge, "Blocks of the KV cache.", status.blocks
         yield "kv_blocks_used", gauge, "Blocks owned by requests.", status.used
         yield "kv_blocks_cached", gauge, "Free blocks that hold a reusable prefix.", status.cached
-        yield "prompt_tokens_total", counter, "Prompt tokens prefilled, cached ones included.", t.prompt_tokens
-        yield "generation_tokens_total", counter, "Tokens generated.", t.generation_tokens
-        yield "prefix_cache_queries_total", counter, "Prompt tokens looked up.", t.prefix_queries
-        yield "prefix_cache_hits_total", counter, "Prompt tokens found in the cache.", t.prefix_hits
+        yield "prompt_tokens_total", counter, "Prompt tokens prefilled, cached ones included.", seen.prompt_tokens
+        yield "generation_tokens_total", counter, "Tokens generated.", t.emitted_tokens
+        yield "prefix_cache_queries_total", counter, "Prompt tokens looked up.", seen.prefix_queries
+        yield "prefix_cache_hits_total", counter, "Prompt tokens found in the cache.", seen.prefix_hits
         yield "preemptions_total", counter, "Requests whose blocks were taken back.", t.preemptions
         yield "preempted_tokens_total", counter, "Computed tokens lost by preemption.", t.wasted_tokens
-        yield "draft_tokens_total", counter, "Draft tokens verified.", t.drafted
-        yield "accepted_tokens_total", counter, "Draft tokens accepted.", t.accepted
-        yield "requests_total", counter, "Requests (choices) the engine accepted.", t.accepted_requests
+        yield "draft_tokens_total", counter, "Draft tokens verified.", t.drafted_tokens
+        yield "accepted_tokens_total", counter, "Draft tokens accepted.", t.accepted_tokens
+        yield "requests_total", counter, "Requests (choices) the engine accepted.", t.queued
         yield "requests_finished_total", counter, "Requests that ended, by reason.", reasons
         yield "requests_refused_total", counter, "Requests the scheduler refused.", refused
         yield "http_requests_total", counter, "HTTP requests answered.", http
         yield "steps_total", counter, "Engine steps.", t.steps
-        yield "step_seconds_total", counter, "Time spent in steps.", t.step_seconds
+        yield "executor_resets_total", counter, "Steps in which the executor broke.", t.executor_resets
+        yield "step_seconds_total", counter, "Time spent in steps.", t.busy
         yield "step_predicted_steps_total", counter, "Steps the step-time model predicted.", t.predicted_steps
         yield "step_predicted_seconds_total", counter, "Time the model predicted for them.", t.predicted_seconds
-        yield "step_prediction_error_seconds_total", counter, "Sum of absolute errors.", t.prediction_error_seconds
-        yield "time_to_first_token_seconds", histogram, "From arrival; queue included.", t.ttft
-        yield "inter_token_latency_seconds", histogram, "Between tokens of a request.", t.itl
-        yield "request_latency_seconds", histogram, "From arrival to the end.", t.e2e
-        yield "request_queue_seconds", histogram, "From arrival to blocks.", t.queue
-        yield "request_prefill_seconds", histogram, "From blocks to first token.", t.prefill
-        yield "request_decode_seconds", histogram, "From first token to the end.", t.decode
-        yield "request_prompt_tokens", histogram, "Prompt length.", t.prompt_lengths
-        yield "request_generation_tokens", histogram, "Output length.", t.output_lengths
-        yield "event_loop_lag_seconds", histogram, "How late the API's event loop wakes.", t.lag
+        yield "step_prediction_error_seconds_total", counter, "Sum of absolute errors.", t.prediction_error
+        yield "time_to_first_token_seconds", histogram, "From arrival; queue included.", seen.ttft
+        yield "inter_token_latency_seconds", histogram, "Between tokens of a request.", seen.itl
+        yield "request_latency_seconds", histogram, "From arrival to the end.", seen.e2e
+        yield "request_queue_seconds", histogram, "From arrival to blocks.", seen.queue
+        yield "request_prefill_seconds", histogram, "From blocks to first token.", seen.prefill
+        yield "request_decode_seconds", histogram, "From first token to the end.", seen.decode
+        yield "request_prompt_tokens", histogram, "Prompt length.", seen.prompt_lengths
+        yield "request_generation_tokens", histogram, "Output length.", seen.output_lengths
+        yield "event_loop_lag_seconds", histogram, "How late the API's event loop wakes.", seen.lag
 
 
 def _number(value: float) -> str:
