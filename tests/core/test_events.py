@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.event_file import MOST_LINE_BYTES, EventFileError, EventWriter, Header, read_events, read_header
+from headway.core.event_file import (
+    MOST_LINE_BYTES,
+    EventFileError,
+    EventWriter,
+    Header,
+    PoolStart,
+    read_events,
+    read_header,
+)
 from headway.core.events import (
     Admitted,
     AnyEvent,
@@ -92,7 +100,14 @@ def test_a_later_subscriber_hears_what_follows() -> None:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "run.events"
-    header = Header(limits=LIMITS, policy="chunked", budget={"tokens": 7}, cached_blocks=(0,), config={"model": "m"})
+    header = Header(
+        limits=LIMITS,
+        policy="chunked",
+        budget={"tokens": 7},
+        step=3,
+        cache=(PoolStart(blank=(1,), cached=((0, b"\xff" * 16, 5),)),),
+        config={"model": "m"},
+    )
     with EventWriter(path, header) as writer:
         for event in EVENTS:
             writer(event)
@@ -140,8 +155,8 @@ def test_a_cut_off_file_gives_what_it_has_and_then_says_where_it_ends(path: Path
         (b"[1, 2]\n", "not an event file"),
         (b'{"event":"header"}\n', "not an event file"),
         (b'{"format":"other","version":1}\n', "its format is 'other'"),
-        (b'{"format":"headway-events","version":99}\n', "version 99 of the format; this program reads 1"),
-        (b'{"format":"headway-events","version":1,"event":"header"}\n', "line 1: .*missing required field"),
+        (b'{"format":"headway-events","version":99}\n', "version 99 of the format; this program reads 2"),
+        (b'{"format":"headway-events","version":2,"event":"header"}\n', "line 1: .*missing required field"),
     ],
 )
 def test_a_foreign_file_is_refused_in_one_sentence(tmp_path: Path, content: bytes, sentence: str) -> None:

@@ -47,8 +47,10 @@ requests = st.lists(
 )
 
 
-def record(path: Path, traffic: list[dict[str, Any]], **options: Any) -> Totals:
-    """Serve the traffic on the simulator, with a recording."""
+def record(
+    path: Path, traffic: list[dict[str, Any]], before: list[dict[str, Any]] | None = None, **options: Any
+) -> Totals:
+    """Serve the traffic on the simulator, with a recording, after serving what came `before` without one."""
     blocks, windows = options.pop("layout", LAYOUTS[0])
     limits = Capabilities(
         block_size=4, blocks=blocks, windows=windows, max_rows=3, max_tokens_per_step=12, max_model_len=40
@@ -56,32 +58,39 @@ def record(path: Path, traffic: list[dict[str, Any]], **options: Any) -> Totals:
     log, totals, clock = EventLog(), Totals(), VirtualClock()
     scheduler = Scheduler(limits, key=b"secret", log=log, **options)
     executor = SimulatedExecutor(limits, clock, COSTS, HashedTokens(1, 2))
+    serve(scheduler, executor, clock, before or [])
     with EventWriter(path, scheduler.header()) as writer:
         log.subscribe(writer)
         log.subscribe(totals)
-        for number, item in enumerate(traffic):
-            for _ in range(item["wait"]):
-                turn(scheduler, executor, clock)
-            patience = item["patience"]
-            request = Request(
-                f"r{number % 3}",  # ids come again
-                item["prompt"],
-                SamplingParams(seed=3, n=item["n"], prompt_logprobs=item["report"]),
-                max_len=len(item["prompt"]) + item["most"],
-                stop_ids=frozenset({0}) if item["then"] == "stop" else frozenset(),
-                arrival=clock.now(),
-                priority=item["priority"],
-                deadline=None if patience is None else clock.now() + patience * 1_500_000_000,
-            )
-            try:
-                choices = scheduler.add(request)
-            except Rejected:
-                choices = ()
-            turn(scheduler, executor, clock, item["then"], [choice.id for choice in choices])
-        while not scheduler.idle:
-            turn(scheduler, executor, clock)
-            clock.advance_to(clock.now() + 1)
+        serve(scheduler, executor, clock, traffic)
     return totals
+
+
+def serve(
+    scheduler: Scheduler, executor: SimulatedExecutor, clock: VirtualClock, traffic: list[dict[str, Any]]
+) -> None:
+    for number, item in enumerate(traffic):
+        for _ in range(item["wait"]):
+            turn(scheduler, executor, clock)
+        patience = item["patience"]
+        request = Request(
+            f"r{number % 3}",  # ids come again
+            item["prompt"],
+            SamplingParams(seed=3, n=item["n"], prompt_logprobs=item["report"]),
+            max_len=len(item["prompt"]) + item["most"],
+            stop_ids=frozenset({0}) if item["then"] == "stop" else frozenset(),
+            arrival=clock.now(),
+            priority=item["priority"],
+            deadline=None if patience is None else clock.now() + patience * 1_500_000_000,
+        )
+        try:
+            choices = scheduler.add(request)
+        except Rejected:
+            choices = ()
+        turn(scheduler, executor, clock, item["then"], [choice.id for choice in choices])
+    while not scheduler.idle:
+        turn(scheduler, executor, clock)
+        clock.advance_to(clock.now() + 1)
 
 
 def turn(scheduler: Scheduler, executor: SimulatedExecutor, clock: VirtualClock, then: str = "", ids: Any = ()) -> None:
@@ -132,11 +141,12 @@ def disturbed(plan: StepPlan, result: StepResult, then: str, ids: Any) -> StepRe
     policy=st.sampled_from(list(POLICIES.values())),
     budget=st.sampled_from([None, Budget(tokens=5), Budget(milliseconds=2.0, min_chunk=2)]),
     ttl=st.sampled_from([None, 5_000_000_000]),
+    before=st.just([]) | requests,
 )
-def test_a_recorded_run_replays_to_the_same_plans(tmp_path: Path, traffic, layout, policy, budget, ttl) -> None:
+def test_a_recorded_run_replays_to_the_same_plans(tmp_path: Path, traffic, layout, policy, budget, ttl, before) -> None:
     path = tmp_path / "run.events"
     path.unlink(missing_ok=True)
-    totals = record(path, traffic, layout=layout, policy=policy, budget=budget, ttl=ttl, model=COSTS)
+    totals = record(path, traffic, before, layout=layout, policy=policy, budget=budget, ttl=ttl, model=COSTS)
     outcome = replay(path, COSTS, watch=check)
     assert outcome.difference is None
     assert outcome.steps == len(path.read_text().split('"event":"step"')) - 1
@@ -155,6 +165,25 @@ def test_prefix_hits_happen_again_though_no_token_is_recorded(tmp_path: Path) ->
     recorded = [json.loads(line) for line in path.read_text().splitlines()]
     assert not any("tokens" in event for event in recorded), "lengths and names only"
     assert replay(path).difference is None
+
+
+def test_a_recording_may_begin_with_a_warm_cache(tmp_path: Path) -> None:
+    path = tmp_path / "run.events"
+    totals = record(path, PREFIXES[:1], before=PREFIXES[:1])
+    assert totals.cached_tokens == 12
+    assert replay(path).difference is None
+    rewrite(path, lambda event: event.update({"cache": []} if event["event"] == "header" else {}))
+    outcome = replay(path)
+    assert outcome.difference is not None, "without it, the prompt is computed whole"
+    assert outcome.difference.plan.work[0].count == 12
+
+
+def test_a_cache_that_is_none_of_that_size_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.events"
+    record(path, PREFIXES[:1], before=PREFIXES[:1])
+    rewrite(path, lambda event: event.get("cache") and event["cache"][0]["blank"].pop())
+    with pytest.raises(EventFileError, match="line 1: a pool of 16 blocks starts with each of them once"):
+        replay(path)
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:

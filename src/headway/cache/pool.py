@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
+from headway.core.event_file import PoolStart
+
 
 class BlockPool:
     """Reference counts, names and recency of `size` blocks.
@@ -83,6 +85,25 @@ class BlockPool:
             self.names[block] = name
             if self._on_named:
                 self._on_named(name)
+
+    def start(self) -> PoolStart:
+        """What it holds now, while nobody owns a block."""
+        assert self.available == self.size, "a pool is told of while nobody owns a block"
+        cached = tuple((block, self.names[block] or b"", released) for block, released in self.cached.items())
+        return PoolStart(blank=tuple(self.blank), cached=cached)
+
+    def restore(self, start: PoolStart) -> None:
+        """Hold what another pool of this size held. Nothing may have been taken yet.
+
+        Raises:
+            ValueError: `start` does not list each block once.
+        """
+        if sorted([*start.blank, *(block for block, _, _ in start.cached)]) != list(range(self.size)):
+            raise ValueError(f"a pool of {self.size} blocks starts with each of them once")
+        self.blank = list(start.blank)
+        for block, name, released in start.cached:
+            self.name(block, name)
+            self.cached[block] = released
 
     def expire(self, now: int) -> None:
         """Forget blocks released more than the time-to-live ago. O(1) when there is none."""

@@ -1,7 +1,7 @@
 """Events on disk: JSON lines, a header first. Enough to replay every plan, to fit the step-time model, and to share a
 bill among rows; no text and no token ids.
 
-    {"event":"header","format":"headway-events","version":1,"limits":{...},"policy":"chunked",...}
+    {"event":"header","format":"headway-events","version":2,"limits":{...},"policy":"chunked",...}
     {"event":"queued","now":...,"id":"a","number":0,"prompt_tokens":40,"max_len":56,"names":["...","..."]}
     {"event":"planned","now":...,"step":0,"digest":"..."}
     {"event":"step","now":...,"step":0,"planned":...,"rows":[0],"counts":[40],"emitted":[1],"seconds":{...},...}
@@ -24,7 +24,7 @@ from headway.core.events import AnyEvent, StepDone
 from headway.core.step import Capabilities
 
 FORMAT = "headway-events"
-VERSION = 1
+VERSION = 2
 MOST_LINE_BYTES = 1 << 24  # the names of a prompt of 20 million tokens
 
 
@@ -32,6 +32,18 @@ class EventFileError(HeadwayError):
     """An event file is truncated, foreign, or too large. Names file, line and fault."""
 
     exit_code = 2
+
+
+class PoolStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool that nobody owns blocks of, as it was when a log began.
+
+    Attributes:
+        blank: blocks without content, the one to be taken first last.
+        cached: (block, its name, when it was given back in ps) of the others, the least recently used first.
+    """
+
+    blank: tuple[int, ...]
+    cached: tuple[tuple[int, bytes, int], ...]
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="header"):
@@ -43,7 +55,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
         budget: its figures by name, as in `scheduling.budget.Budget`.
         ttl: time-to-live of cached blocks, ps.
         profile: the step-time model's figures; None if there was none.
-        cached_blocks: per KV group, blocks with content when the log began; a log begins with its scheduler, so 0.
+        step: number of its first step.
+        cache: per KV group, its pool when the log began; () if that was its first moment.
         config: whatever else describes the run (model, version, flags), for the reader's eyes.
     """
 
@@ -54,7 +67,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     budget: dict[str, int | float | None] = {}
     ttl: int | None = None
     profile: dict[str, Any] | None = None
-    cached_blocks: tuple[int, ...] = ()
+    step: int = 0
+    cache: tuple[PoolStart, ...] = ()
     config: dict[str, Any] = {}
 
 

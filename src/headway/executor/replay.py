@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from headway.cache.hashing import BlockHasher
 from headway.core.errors import BadInput
 from headway.core.event_file import EventFileError, Header, read_events, read_header
 from headway.core.events import AnyEvent, Cancelled, ExecutorReset, Finished, Idle, Queued, StepDone, StepPlanned
@@ -36,13 +37,28 @@ class Replayed(msgspec.Struct, frozen=True):
     difference: Difference | None
 
 
+def _stand_in(name: bytes) -> int:
+    """The token that fills a block of this name."""
+    return -1 - (int.from_bytes(name[:8], "little") >> 1)
+
+
+class NamesOfTokens(BlockHasher):
+    """Names made-up blocks by their token alone, which stands for the recorded name and so for all that came before.
+    A block of the cache that the recording began with has only that name, and must be found by it."""
+
+    def name(self, parent: bytes, payload: bytes) -> bytes:
+        return payload[:8]
+
+    def recorded(self, name: bytes) -> bytes:
+        """The name, here, of a block that had this one when it was recorded."""
+        return self.pack([_stand_in(name)] * self.block_size)[:8]
+
+
 class Recording:
     """An event file in memory, with made-up tokens for each of its requests."""
 
     def __init__(self, path: Path) -> None:
         self.header: Header = read_header(path)
-        if any(self.header.cached_blocks):
-            raise BadInput(str(path), "the recording begins with a warm cache, which cannot be replayed")
         self.events: list[AnyEvent] = list(read_events(path))
         self.steps: dict[int, StepDone] = {}
         self.digests: dict[int, bytes] = {}
@@ -82,7 +98,7 @@ class Recording:
     def _made_up(self, number: int, names: tuple[bytes, ...], length: int) -> list[int]:
         """Tokens far outside of any vocabulary: negative ones by name for full blocks, huge unique ones after them."""
         size = self.header.limits.block_size
-        named = [-1 - (int.from_bytes(name[:8], "little") >> 1) for name in names for _ in range(size)]
+        named = [_stand_in(name) for name in names for _ in range(size)]
         return named + [(1 << 62) + (number << 24) + position for position in range(len(named), length)]
 
     def request(self, number: int) -> Request:
@@ -182,6 +198,15 @@ def replay(
     scheduler = Scheduler(
         header.limits, key=b"", policy=policy_named(header.policy), budget=budget, model=model, ttl=header.ttl
     )
+    hasher = scheduler.cache.hasher = NamesOfTokens(header.limits.block_size, b"")
+    pools = []
+    for pool in header.cache:
+        cached = tuple((block, hasher.recorded(name), at) for block, name, at in pool.cached)
+        pools.append(msgspec.structs.replace(pool, cached=cached))
+    try:
+        scheduler.begin_at(msgspec.structs.replace(header, cache=tuple(pools)))
+    except ValueError as error:
+        raise EventFileError(f"{path}, line 1: {error}") from None
     executor = ReplayExecutor(recording)
     try:
         for event in recording.events:

@@ -92,7 +92,7 @@ class Scheduler:
         return not self.state.rows and not self.state.gone and self.flight is None
 
     def header(self, profile: dict[str, Any] | None = None, config: dict[str, Any] | None = None) -> Header:
-        """First line of an event file of this scheduler; write it before anything is added.
+        """First line of an event file of this scheduler; write it while no request is live.
 
         Args:
             profile: figures of the step-time model.
@@ -104,9 +104,23 @@ class Scheduler:
             budget=msgspec.structs.asdict(self._budget),
             ttl=self._ttl,
             profile=profile,
-            cached_blocks=tuple(len(pool.by_name) for pool in self.cache.pools),
+            step=self._steps,
+            cache=tuple(pool.start() for pool in self.cache.pools) if self._steps else (),
             config=config or {},
         )
+
+    def begin_at(self, header: Header) -> None:
+        """Take over where another scheduler wrote `header`: its cache, by names as this one's hasher gives them.
+
+        Raises:
+            ValueError: its cache is not one of this size.
+        """
+        assert self._steps == 0 and self.idle, "only a fresh scheduler can take over"
+        self._steps = header.step
+        for pool, start in zip(self.cache.pools, header.cache, strict=bool(header.cache)):
+            for _, name, _ in start.cached:
+                self.cache.remember(name, b"", b"")  # what it follows is not known any more, and not needed
+            pool.restore(start)
 
     def add(self, request: Request) -> tuple[Request, ...]:
         """Accept a request; with n > 1, all its choices (ids "x", "x#1", ...), which are returned.

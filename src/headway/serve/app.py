@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import secrets
-import sys
-import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
@@ -72,7 +69,7 @@ class Api:
         self._budget = budget
         self._created = created
         self._stall_seconds = stall_seconds
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="text", initializer=_step_back)
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="text")
         self._reader: PromptReader | None = None
         self._ready: Ready | None = None
         self._document = document()
@@ -322,12 +319,6 @@ class Gate:
 def _request_id(scope: Scope) -> bytes:
     given = header(scope["headers"], b"x-request-id")
     return given if given and _REQUEST_ID.fullmatch(given) else b"req-" + secrets.token_hex(12).encode()
-
-
-def _step_back() -> None:
-    """Text threads yield to the engine and to the event loop when cores are short."""
-    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def _json(value: object, status: int = 200) -> Response:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headway.core.errors import BadInput
@@ -21,7 +25,10 @@ class ModelText:
 
     def __init__(self, info: ModelInfo) -> None:
         self._name = info.name
-        self._tokenizer = Tokenizer(info.tokenizer)
+        # Long texts are encoded by threads that step back for the engine. They hold Python's lock for an instant only:
+        # a thread of low priority that held it longer would keep the event loop, which waits for it, from running.
+        self._aside = ThreadPoolExecutor(2, thread_name_prefix="encode", initializer=_step_back)
+        self._tokenizer = Tokenizer(info.tokenizer, self._aside)
         source = info.tokenizer.chat_template
         self._template = None if source is None else ChatTemplate(source, self._tokenizer.template_tokens())
         self.vocab_size = info.vocab_size
@@ -42,3 +49,9 @@ class ModelText:
 
     def token_bytes(self, id: int) -> bytes:
         return self._tokenizer.token_bytes(id, skip_special=False)
+
+
+def _step_back() -> None:
+    """The engine goes first when cores are short."""
+    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

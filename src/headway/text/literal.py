@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
+from concurrent.futures import Executor
 
 import tokenizers
 from tokenizers import AddedToken
@@ -13,10 +14,14 @@ from headway.core.errors import BadInput
 
 _GUARD_FIRST, _GUARD_LAST = 0x100000, 0x10FFFD  # private characters, which no normaliser touches
 _GUARD_LENGTH = 8
+_SHORT = 4096  # characters: encoded in less time than it takes to change threads
 
 
-def encoded(tokenizer: tokenizers.Tokenizer, text: str, add_special: bool) -> list[int]:
+def encoded(tokenizer: tokenizers.Tokenizer, text: str, add_special: bool, aside: Executor | None = None) -> list[int]:
     """Token ids of a text.
+
+    Args:
+        aside: where to do the long part, which needs no Python; None = in this thread.
 
     Raises:
         BadInput: it is not Unicode.
@@ -25,8 +30,13 @@ def encoded(tokenizer: tokenizers.Tokenizer, text: str, add_special: bool) -> li
         text.encode()
     except UnicodeEncodeError:
         raise BadInput("prompt", "holds half of a surrogate pair; it must be text that UTF-8 can write") from None
-    # The batch call, unlike `encode`, lets other Python threads run meanwhile; "fast" leaves out offsets.
-    return tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
+
+    def encode() -> list[tokenizers.Encoding]:
+        # The batch call, unlike `encode`, lets other Python threads run meanwhile; "fast" leaves out offsets.
+        return tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
+
+    done = encode() if aside is None or len(text) < _SHORT else aside.submit(encode).result()
+    return done[0].ids
 
 
 class LiteralTokenizer:
@@ -40,7 +50,8 @@ class LiteralTokenizer:
         tokenizer: reads names of control tokens as text.
     """
 
-    def __init__(self, original: tokenizers.Tokenizer) -> None:
+    def __init__(self, original: tokenizers.Tokenizer, aside: Executor | None = None) -> None:
+        self._aside = aside
         self.tokenizer = tokenizers.Tokenizer.from_str(original.to_str())
         self.tokenizer.encode_special_tokens = True
         added = original.get_added_tokens_decoder()
@@ -65,7 +76,7 @@ class LiteralTokenizer:
             self._second.sub(lambda found: self._guards.get(found[0], found[0]), piece) for piece in pieces[::2]
         ]
         text = "".join(pieces).translate({ord(character): words for character, words in plain.items()})
-        return [self._real.get(id, id) for id in encoded(self.tokenizer, text, add_special=False)]
+        return [self._real.get(id, id) for id in encoded(self.tokenizer, text, False, self._aside)]
 
 
 def _guard() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from functools import cached_property
 from typing import Any
 
@@ -27,13 +28,17 @@ class Tokenizer:
         special_ids: control tokens by their text, such as "<|im_end|>".
     """
 
-    def __init__(self, source: TokenizerSource) -> None:
+    def __init__(self, source: TokenizerSource, aside: Executor | None = None) -> None:
         """Read tokenizer.json, or build from a GGUF header.
+
+        Args:
+            aside: threads that do the long part of encoding, which needs no Python; None = the caller's.
 
         Raises:
             ModelFileError: the file is missing, damaged, or of an unsupported kind.
         """
         self.source = source
+        self._aside = aside
         self.vocab_size = source.vocab_size
         self.bos_id = source.bos_id
         self.eos_ids = source.eos_ids
@@ -65,7 +70,7 @@ class Tokenizer:
             BadInput: the text names a control token of the tokenizer that the model has no embedding for, or is not
                 Unicode: half of a surrogate pair, which is how Python holds bytes that it cannot read.
         """
-        ids = encoded(self._tokenizer if allow_special else self._literal.tokenizer, text, add_special)
+        ids = encoded(self._tokenizer if allow_special else self._literal.tokenizer, text, add_special, self._aside)
         if add_special and self._add_bos and self.bos_id is not None:
             ids.insert(0, self.bos_id)
         return self._embedded(ids)
@@ -74,7 +79,7 @@ class Tokenizer:
         """The control tokens that any of `texts` names, the longest first."""
         found: set[str] = set()
         for text in texts:
-            if any(start in text for start in self._special_starts):
+            if any(start[0] in text and start in text for start in self._special_starts):
                 found |= {name for name in self.special_ids if name in text}
         return sorted(found, key=len, reverse=True)
 
@@ -132,7 +137,7 @@ class Tokenizer:
 
     @cached_property
     def _literal(self) -> LiteralTokenizer:
-        return LiteralTokenizer(self._tokenizer)
+        return LiteralTokenizer(self._tokenizer, self._aside)
 
 
 class _Described(msgspec.Struct):
