@@ -194,6 +194,8 @@ def test_tokenize_and_detokenize_are_inverse(server: Server) -> None:
     answer = server.post("/tokenize", {"prompt": "naïve 🙂"}).json()
     assert answer == {"count": len("naïve 🙂".encode()), "max_model_len": CONTEXT, "tokens": list("naïve 🙂".encode())}
     assert server.post("/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": "naïve 🙂"}
+    control = server.post("/tokenize", {"prompt": "<|im_start|>a<|im_end|>"}).json()["tokens"]
+    assert server.post("/detokenize", {"tokens": control}).json() == {"prompt": "<|im_start|>a<|im_end|>"}
 
 
 def test_models(server: Server) -> None:

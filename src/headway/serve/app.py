@@ -185,7 +185,7 @@ class Api:
         def work(body: DetokenizeRequest) -> dict[str, Any]:
             self._check_model(body.model)
             reader.check_ids(body.tokens, "tokens")
-            return {"prompt": reader.text.decode(body.tokens)}
+            return {"prompt": reader.text.decode(body.tokens, skip_special=False)}
 
         return _json(await self._parsed(request, DetokenizeRequest, work))
 
