@@ -183,3 +183,9 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, sentence: str) -> None
         file.write(line)
     with pytest.raises(EventFileError, match=sentence):
         list(read_events(path))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_said_before_anything_is_served() -> None:
+    with pytest.raises(EventFileError, match="/dev/full: the event log cannot be written: No space left on device"):
+        EventWriter(Path("/dev/full"), Header(limits=LIMITS, policy="chunked"))

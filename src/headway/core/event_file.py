@@ -73,7 +73,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
 
 
 class EventWriter:
-    """Writes events to a file; subscribe it to an `EventLog`. Flushed after every step. A context manager.
+    """Writes events to a file; subscribe it to an `EventLog`. Flushed at once and after every step. A context manager.
 
     Raises:
         EventFileError: the file cannot be written, at any time.
@@ -85,6 +85,8 @@ class EventWriter:
         with self._told():
             self._file = open(path, "wb")  # noqa: SIM115  closed by `close`
         self._write(header)
+        with self._told():
+            self._file.flush()
 
     def __call__(self, event: AnyEvent) -> None:
         self._write(event)
