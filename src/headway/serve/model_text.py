@@ -29,6 +29,7 @@ class ModelText:
         # a thread of low priority that held it longer would keep the event loop, which waits for it, from running.
         self._aside = ThreadPoolExecutor(2, thread_name_prefix="encode", initializer=_step_back)
         self._tokenizer = Tokenizer(info.tokenizer, self._aside)
+        self._tokenizer.encode_around("", {})  # builds what it needs now, not while the event loop waits for it
         source = info.tokenizer.chat_template
         self._template = None if source is None else ChatTemplate(source, self._tokenizer.template_tokens())
         self.vocab_size = info.vocab_size

@@ -56,13 +56,11 @@ class LiteralTokenizer:
         self.tokenizer.encode_special_tokens = True
         added = original.get_added_tokens_decoder()
         control = {id: token for id, token in added.items() if token.special}
-        self._guards = {token.content: _guard() for token in control.values()}
+        self._guards = {token.content: _guard() for token in added.values()}
         self.tokenizer.add_tokens([_stand_in(token, self._guards[token.content]) for token in control.values()])
         self._real = {self.tokenizer.token_to_id(self._guards[token.content]): id for id, token in control.items()}
-        # As the library matches: tokens that are not normalised first, then the others in what is left between them.
-        self._first, self._second = (
-            _pattern([token for token in added.values() if token.normalized == late]) for late in (False, True)
-        )
+        # As the library matches: tokens that are not normalised before the others, and the longest first.
+        self._order = sorted(added.values(), key=lambda token: (token.normalized, -len(token.content)))
 
     def encode(self, text: str, plain: Mapping[str, str]) -> list[int]:
         """Token ids of a text in which control tokens are such, while a character in `plain` is the text it maps to.
@@ -70,12 +68,16 @@ class LiteralTokenizer:
         Raises:
             BadInput: the text is not Unicode.
         """
-        pieces = self._first.split(text)  # text, token, text, token, ... text
-        pieces[1::2] = [self._guards.get(name, name) for name in pieces[1::2]]
-        pieces[::2] = [
-            self._second.sub(lambda found: self._guards.get(found[0], found[0]), piece) for piece in pieces[::2]
-        ]
-        text = "".join(pieces).translate({ord(character): words for character, words in plain.items()})
+        shielded = []  # known words that are no control tokens, but may hold the name of one
+        for token in self._order:  # no pattern over all names: a text of many "<" would take it for ever
+            if token.content in text:
+                text = _replaced(text, token, self._guards[token.content])
+                if not token.special:
+                    shielded.append(token.content)
+        for name in shielded:
+            text = text.replace(self._guards[name], name)
+        for character, words in plain.items():
+            text = text.replace(character, words)
         return [self._real.get(id, id) for id in encoded(self.tokenizer, text, False, self._aside)]
 
 
@@ -96,10 +98,7 @@ def _stand_in(token: AddedToken, guard: str) -> AddedToken:
     )
 
 
-def _pattern(tokens: list[AddedToken]) -> re.Pattern[str]:
-    """Finds the leftmost, then the longest of `tokens`, in a group; of no tokens, nothing."""
-    names = [
-        rf"(?<!\w){re.escape(token.content)}(?!\w)" if token.single_word else re.escape(token.content)
-        for token in sorted(tokens, key=lambda token: len(token.content), reverse=True)
-    ]
-    return re.compile(f"({'|'.join(names) or '(?!)'})")
+def _replaced(text: str, token: AddedToken, by: str) -> str:
+    if token.single_word:
+        return re.sub(rf"(?<!\w){re.escape(token.content)}(?!\w)", by, text)
+    return text.replace(token.content, by)
