@@ -74,3 +74,17 @@ def test_the_event_log_of_a_server_is_complete(tmp_path: Path) -> None:
     server.post("/v1/completions", {"prompt": "the fox", "max_tokens": 5})
     assert server.stop() == 0
     assert any(isinstance(event, Finished) for event in read_events(log))
+
+
+def test_a_disk_that_fills_ends_the_server_with_a_sentence(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path)
+    serve = f"{sys.executable} -m headway serve {tmp_path} --port 0 --kv-cache-gib 0.01 --event-log {tmp_path / 'log'}"
+    server = Server(command=["sh", "-c", f"ulimit -f 16; exec {serve}"])
+    for _ in range(100):
+        response = server.post("/v1/completions", {"prompt": "the fox", "max_tokens": 50, "ignore_eos": True})
+        if response.status_code != 200:
+            break
+    assert response.status_code == 503 and response.json()["error"]["code"] == "engine_dead"
+    assert server.process.wait(10) == 1, "an option is not at fault: it served"
+    assert server.process.stdout is not None
+    assert "the event log cannot be written: File too large" in server.process.stdout.read()

@@ -209,7 +209,7 @@ class _Life:
         self._options.complain(f"the engine has stopped: {failed.message}" if was_open else failed.message)
         if was_open:
             await asyncio.sleep(LINGER_SECONDS)
-        return failed.exit_code or 1
+        return 1 if was_open else failed.exit_code or 1
 
     async def _drain(self) -> None:
         """Let running requests finish, up to the deadline; new ones are answered 503 meanwhile."""
