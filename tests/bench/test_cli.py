@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from headway.bench.mock import MockServer, Script
-from headway.cli import main
+from headway.cli import main, options
 from headway.roofline.probe import Profile, save_profile
 
 QUICK = ("--no-self-test", "--stall-timeout", "0.4", "--request-timeout", "1")
@@ -42,7 +43,7 @@ def test_the_json_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(found["client"]["valid"], bool)
     assert found["prompts"]["verified"] is True
     assert "slo" not in found and "goodput" not in found
-    assert "self-test" in err
+    assert not err, "quiet by default"
 
 
 def test_targets_bring_slo_and_goodput(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,6 +158,10 @@ def test_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
         (("--url", "http://h", "--api-key-file", "/no/such/file"), "--api-key-file"),
         (("--url", "http://127.0.0.1:1", "--trace", "/no/such.csv", "--no-self-test"), "--trace"),
         (("--url", "http://h", "--event-log", "/no/such/log"), "--event-log"),
+        (("--url", "http://h", "--tokenizer", "/no/such/folder"), "--tokenizer"),
+        (("--url", "http://h", "--gpus", "0"), "--gpus"),
+        (("--url", "http://h", "--resolution", "1"), "--resolution"),
+        (("lengths", "--url", "http://h", "--plot", "curve.pdf"), "--plot"),
         (("--url", "http://h", "--hardware", "h100-sxm"), "--shape"),
         (("--url", "http://h", "--hardware", "abacus", "--shape", "llama-3.1-8b"), "--hardware"),
         (("--url", "http://h", "--speed", "0"), "--speed"),
@@ -211,7 +216,7 @@ def test_the_lengths_exercise(capsys: pytest.CaptureFixture[str], tmp_path: Path
         return Script(ttft=0.0 if hit else size * 1e-4, gap=0.001, chunks=5, cached=size if hit else 0)
 
     with MockServer(prefix_cache) as server:
-        options = ("--sizes", "50,500,2000", "--times", "2", "--plot", str(tmp_path / "l.svg"), "--json")
+        options = ("--sizes", "50,500,2000", "--times", "2", "--plot", str(tmp_path / "l.svg"), "--json", "--verbose")
         code, out, err = bench(capsys, "lengths", "--url", server.url, *options)
     found = json.loads(out)
     assert code == 0 and (tmp_path / "l.svg").exists()
@@ -221,7 +226,7 @@ def test_the_lengths_exercise(capsys: pytest.CaptureFixture[str], tmp_path: Path
     first, second = found["twice"]["ttft_ms"]
     assert second < first / 2
     assert found["twice"]["cached_tokens"] == [0, 1993]
-    assert "500 tokens" in err
+    assert "500 tokens" in err and "50 tokens" in err
 
 
 @pytest.mark.parametrize("verb", [("--requests", "2"), ("lengths", "--sizes", "40", "--times", "1")])
@@ -280,10 +285,88 @@ def test_this_machine_is_the_one_that_was_probed(
     assert code == 0 and json.loads(out)["prediction"]["hardware"] == "box"
 
 
-def test_the_terminal_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_table_and_what_verbose_adds(capsys: pytest.CaptureFixture[str]) -> None:
     with MockServer(Script(chunks=3)) as server:
-        code, out, _ = bench(capsys, "--url", server.url, "--requests", "2", *QUICK)
+        code, out, err = bench(capsys, "--url", server.url, "--requests", "2", "--verbose")
     assert code == 0 and "time to first token" in out and "2 of 2 completed" in out
+    assert "this client: at least" in out and "client self-test" in err
+
+
+def test_keys_come_from_a_file_or_the_environment(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file may be the server's own; a key that no header can carry is refused without being shown."""
+    file = tmp_path / "keys.txt"
+    file.write_text("# of the server\nsk-file\nsk-other\n")
+    monkeypatch.setenv("HEADWAY_API_KEY", "sk-environment")
+    assert options.api_key(file) == "sk-file" and options.api_key(None) == "sk-environment"
+    monkeypatch.setenv("HEADWAY_API_KEY", "sk secret\n")
+    code, _, err = bench(capsys, "--url", "http://h")
+    assert code == 2 and "HEADWAY_API_KEY" in err and "secret" not in err
+    monkeypatch.delenv("HEADWAY_API_KEY")
+    assert options.api_key(None) is None
+
+
+LYING = [
+    (Script(chunks=40), [], "nothing"),
+    (Script(chunks=40, per_chunk=3), ["3.00 output tokens per chunk"], "nothing"),
+    (Script(chunks=40, per_chunk=3), [], "tokenizer"),  # it does hold three
+    (Script(chunks=40, fault="usage_more"), ["completion_tokens of 3 of 3 answers", "180 by usage, 120"], "tokenizer"),
+    (Script(chunks=40, fault="prompt_double"), ["prompt tokens per short common word"], "nothing"),
+    (Script(chunks=40, fault="prompt_double"), ["prompt_tokens grows by 2.00"], "tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("script", "findings", "by"), LYING)
+def test_plausible_but_wrong_counts_are_found(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, script: Script, findings: list[str], by: str
+) -> None:
+    word_tokenizer(tmp_path / "tokenizer.json")
+    checked = ("--tokenizer", str(tmp_path)) if by == "tokenizer" else ()
+    with MockServer(script) as server:
+        code, out, _ = bench(capsys, "--url", server.url, "--requests", "3", "--output-tokens", "256", "--json",
+                             *checked, *QUICK)  # fmt: skip
+    found = json.loads(out)
+    assert code == 0 and found["requests"]["completed"] == 3
+    text = " ".join(found["usage"]["findings"])
+    assert all(finding in text for finding in findings) and bool(text) == bool(findings)
+    assert set(found["usage"]["findings"]) <= set(found["warnings"])
+    if checked:
+        assert found["usage"]["output"]["checked"] == 3 and found["usage"]["prompt"]["checked"] == 6
+
+
+def word_tokenizer(path: Path) -> None:
+    """A token per word."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    words.decoder = tokenizers.decoders.ByteLevel()
+    words.save(str(path))
+
+
+def test_messages_are_sent_as_messages(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    talk: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": [{"type": "text", "text": "And?"}]},
+    ]
+    path = tmp_path / "talk.jsonl"
+    path.write_text(json.dumps({"messages": talk, "max_tokens": 7}))
+
+    def sent(api: str) -> dict[str, Any]:
+        with MockServer(Script(chunks=2)) as server:
+            code, _, _ = bench(
+                capsys, "--url", server.url, "--api", api, "--requests", "1", "--dataset", str(path), *QUICK
+            )
+            assert code == 0
+            return server.requests[3]
+
+    assert sent("chat")["messages"] == talk and sent("chat")["max_tokens"] == 7
+    claude = sent("anthropic")
+    assert claude["system"] == "Be brief." and claude["messages"] == talk[1:]
+    with MockServer(Script()) as server:
+        code, _, err = bench(capsys, "--url", server.url, "--api", "completions", "--dataset", str(path), *QUICK)
+    assert code == 2 and "--dataset: has messages" in err
 
 
 def test_it_is_a_light_import() -> None:

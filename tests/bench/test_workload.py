@@ -146,7 +146,9 @@ def test_datasets(tmp_path: Path) -> None:
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
     items = read_dataset(path, 5, output_tokens=64)
-    assert [(item.prompt, item.max_tokens) for item in items] == [("a", 64), ("b", 9), ("c", 64), ("a", 64), ("b", 9)]
+    talk = [{"role": "user", "content": "b"}]
+    expected = [("a", 64), (talk, 9), ("c", 64), ("a", 64), (talk, 9)]
+    assert [(item.prompt, item.max_tokens) for item in items] == expected
 
 
 @pytest.mark.parametrize(

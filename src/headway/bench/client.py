@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headway.bench.dialects import DIALECTS, Dialect, dialect_named, shown
+from headway.bench.dialects import DIALECTS, Dialect, Prompt, dialect_named, shown
 from headway.bench.records import NS_PER_S, Failure, FailureKind, Kind, RequestRecord
 from headway.bench.sse import EventParser, EventTooLong
 from headway.bench.transport import Exchange, ExchangeFailed, Origin, Pool
@@ -78,7 +78,7 @@ class Endpoint:
         chosen = api or told or "chat"
         dialect_named(chosen)
         if any(not char.isprintable() or not char.isascii() for char in key):
-            raise BadInput("--api-key-file", "the key has characters that no HTTP header may carry")
+            raise BadInput("the API key", "has characters that no HTTP header may carry")
         try:
             fields = msgspec.json.decode(extra or "{}", type=dict[str, Any])
         except msgspec.DecodeError:
@@ -151,7 +151,7 @@ class Client:
     def in_flight(self) -> int:
         return len(self._live)
 
-    def encode(self, prompt: str, max_tokens: int) -> bytes:
+    def encode(self, prompt: Prompt, max_tokens: int) -> bytes:
         """The bytes of a request, ready to be sent at its time."""
         body = self.dialect.body(prompt, self.model, max_tokens) | self.endpoint.extra
         return self._post(msgspec.json.encode({name: value for name, value in body.items() if value is not None}))

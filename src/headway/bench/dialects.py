@@ -12,6 +12,8 @@ import msgspec
 from headway.bench.records import Chunk, Failure, FailureKind, Kind, RequestRecord
 from headway.core.errors import BadInput
 
+Messages = list[dict[str, Any]]
+Prompt = str | Messages  # a text, or a conversation as the chat APIs take it
 WITH_USAGE = {"stream_options": {"include_usage": True}}
 
 
@@ -66,13 +68,33 @@ class Dialect(Protocol):
     name: str
     path: str
 
-    def body(self, prompt: str, model: str, max_tokens: int) -> dict[str, Any]:
-        """The JSON body of a streaming request."""
+    def body(self, prompt: Prompt, model: str, max_tokens: int) -> dict[str, Any]:
+        """The JSON body of a streaming request.
+
+        Raises:
+            BadInput: this API cannot send such a prompt.
+        """
         ...
 
     def interpret(self, data: bytes, at: int, event: int, record: RequestRecord) -> Failure | None:
         """Append what an event holds to `record`; a failure if the event is one or is not understood."""
         ...
+
+
+def messages_of(prompt: Prompt) -> Messages:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def text_of(prompt: Prompt) -> str:
+    """The text of a prompt, messages one a line; parts that are no text are left out."""
+    if isinstance(prompt, str):
+        return prompt
+    texts = []
+    for message in prompt:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [{"text": content}]
+        texts += [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return "\n".join(texts)
 
 
 def _body(model: str, max_tokens: int, **prompt: Any) -> dict[str, Any]:
@@ -96,9 +118,11 @@ class _OpenAI:
         record.server_id = record.server_id or message.id
         if message.choices:
             tokens = self._new_tokens(message.usage, record)
-            for kind in self._kinds(message.choices[0]):
+            for kind, text in self._parts(message.choices[0]):
                 record.chunks.append(Chunk(at, kind, event, tokens))
                 tokens = 0
+                if record.text is not None:
+                    record.text.append(text)
             record.finish_reason = message.choices[0].finish_reason or record.finish_reason
         if message.usage is not None:
             self._take_usage(message.usage, record)
@@ -114,15 +138,16 @@ class _OpenAI:
         return max(0, usage.completion_tokens - (record.output_tokens or 0))
 
     @staticmethod
-    def _kinds(choice: _Choice) -> list[Kind]:
+    def _parts(choice: _Choice) -> list[tuple[Kind, str]]:
+        """What a choice carries; a tool call's text is left out, because its tokens are not only its arguments."""
         delta = choice.delta or _Delta(content=choice.text)
-        carried = {
-            Kind.REASONING: delta.reasoning_content or delta.reasoning,
-            Kind.CONTENT: delta.content or delta.refusal,
-            Kind.TOOL: delta.tool_calls,
-        }
-        kinds = [kind for kind, something in carried.items() if something]
-        return kinds or [Kind.FINISH if choice.finish_reason else Kind.ROLE]
+        carried = (
+            (Kind.REASONING, delta.reasoning_content or delta.reasoning),
+            (Kind.CONTENT, delta.content or delta.refusal),
+            (Kind.TOOL, "" if delta.tool_calls else None),
+        )
+        parts = [(kind, text) for kind, text in carried if text or (kind is Kind.TOOL and text is not None)]
+        return parts or [(Kind.FINISH if choice.finish_reason else Kind.ROLE, "")]
 
     @staticmethod
     def _take_usage(usage: _Usage, record: RequestRecord) -> None:
@@ -140,15 +165,17 @@ class OpenAIChat(_OpenAI):
     name = "chat"
     path = "/chat/completions"
 
-    def body(self, prompt: str, model: str, max_tokens: int) -> dict[str, Any]:
-        return _body(model, max_tokens, messages=[{"role": "user", "content": prompt}]) | WITH_USAGE
+    def body(self, prompt: Prompt, model: str, max_tokens: int) -> dict[str, Any]:
+        return _body(model, max_tokens, messages=messages_of(prompt)) | WITH_USAGE
 
 
 class OpenAICompletions(_OpenAI):
     name = "completions"
     path = "/completions"
 
-    def body(self, prompt: str, model: str, max_tokens: int) -> dict[str, Any]:
+    def body(self, prompt: Prompt, model: str, max_tokens: int) -> dict[str, Any]:
+        if not isinstance(prompt, str):
+            raise BadInput("--dataset", "has messages, which the completions API does not take; use --api chat")
         return _body(model, max_tokens, prompt=prompt) | WITH_USAGE
 
 
@@ -186,8 +213,11 @@ class AnthropicMessages:
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(_AnthropicEvent)
 
-    def body(self, prompt: str, model: str, max_tokens: int) -> dict[str, Any]:
-        return _body(model, max_tokens, messages=[{"role": "user", "content": prompt}])
+    def body(self, prompt: Prompt, model: str, max_tokens: int) -> dict[str, Any]:
+        messages = messages_of(prompt)
+        system = "\n".join(text_of([message]) for message in messages if message.get("role") == "system")
+        others = [message for message in messages if message.get("role") != "system"]
+        return _body(model, max_tokens, messages=others) | ({"system": system} if system else {})
 
     def interpret(self, data: bytes, at: int, event: int, record: RequestRecord) -> Failure | None:
         try:
@@ -221,6 +251,8 @@ class AnthropicMessages:
         for kind, text in parts:
             if text:
                 record.chunks.append(Chunk(at, kind, event))
+                if record.text is not None:
+                    record.text.append(text)
 
     @staticmethod
     def _take_usage(usage: _AnthropicUsage | None, record: RequestRecord) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from headway.bench.records import RequestRecord
 from headway.bench.stats import percentile
@@ -25,9 +26,11 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     return "".join(BARS[min(8, round(8 * value / top))] for value in shown) if top > 0 else ""
 
 
-def frame(finished: Sequence[RequestRecord], in_flight: int, total: int) -> Table:
-    """One picture of the run."""
+def frame(finished: Sequence[RequestRecord], in_flight: int, total: int, note: str = "") -> Table:
+    """One picture of the run; `note`: the last thing that was announced."""
     grid = Table.grid(padding=(0, 2))
+    if note:
+        grid.add_row("now", Text(note), "")
     grid.add_row("requests", ProgressBar(total=total, completed=len(finished), width=40), f"{len(finished)} of {total}")
     grid.add_row("in flight", str(in_flight), "")
     for label, name in (("TTFT ms", "ttft_ms"), ("TPOT ms", "tpot_ms")):
@@ -42,22 +45,38 @@ def frame(finished: Sequence[RequestRecord], in_flight: int, total: int) -> Tabl
 
 
 class LiveView:
-    """Use as a context manager; call it as `progress` of a run. Draws nothing where stderr is no terminal."""
+    """Use as a context manager; call it as `progress` of a run, and its `announce` with what happens meanwhile.
 
-    def __init__(self, total: int) -> None:
+    On a terminal everything is drawn in place and gone at the end. Elsewhere nothing is written, unless `verbose`: then
+    announcements are lines of stderr.
+    """
+
+    def __init__(self, total: int, verbose: bool = False) -> None:
         self._total = total
-        console = Console(stderr=True)
-        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._console = Console(stderr=True, highlight=False)
+        self._verbose = verbose
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._shown: tuple[Sequence[RequestRecord], int] = ((), 0)
+        self._note = ""
 
     def __enter__(self) -> LiveView:
-        if self._live is not None:
+        if self._console.is_terminal:
             self._live.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._live.stop()
 
     def __call__(self, finished: Sequence[RequestRecord], in_flight: int) -> None:
-        if self._live is not None:
-            self._live.update(frame(finished, in_flight, self._total), refresh=True)
+        self._shown = (finished, in_flight)
+        self._draw()
+
+    def announce(self, text: str) -> None:
+        if self._verbose:
+            self._console.print(Text(text), soft_wrap=True)
+        self._note = text
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._console.is_terminal:
+            self._live.update(frame(*self._shown, self._total, self._note), refresh=True)

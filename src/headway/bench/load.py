@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from headway.bench.client import Client
+from headway.bench.dialects import text_of
 from headway.bench.pace import Pacer
 from headway.bench.records import NS_PER_S, Failure, FailureKind, RequestRecord
 from headway.bench.workload import Item
@@ -115,17 +116,26 @@ Progress = Callable[[Sequence[RequestRecord], int], None]  # (finished so far, i
 
 
 async def run_load(
-    client: Client, load: Load, items: Sequence[Item], warmup: int = 0, progress: Progress | None = None
+    client: Client,
+    load: Load,
+    items: Sequence[Item],
+    warmup: int = 0,
+    progress: Progress | None = None,
+    keep_text: bool = False,
 ) -> Run:
-    """Send every item as the load says and wait for the last answer. The first `warmup` are marked as such."""
+    """Send every item as the load says and wait for the last answer. The first `warmup` are marked as such.
+
+    `keep_text`: the answers' texts stay on the records.
+    """
     records = [
         RequestRecord(
             index=index,
             intended=0,
             max_tokens=item.max_tokens,
-            prompt_bytes=len(item.prompt.encode()),
+            prompt_bytes=len(text_of(item.prompt).encode()),
             prompt_wanted=item.wanted,
             warmup=index < warmup,
+            text=[] if keep_text else None,
         )
         for index, item in enumerate(items)
     ]

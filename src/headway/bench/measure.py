@@ -17,12 +17,13 @@ from headway.bench.client import Client, Endpoint, Limits
 from headway.bench.load import Load, Progress, Run, run_load
 from headway.bench.metrics import Targets, messages, summarize
 from headway.bench.records import Failure, FailureKind, RequestRecord
+from headway.bench.recount import Recount, check_usage
 from headway.bench.selftest import SelfTest, client_report, self_test
 from headway.bench.server import ServerSide, metrics_between, read_log, scrape, server_report
 from headway.bench.traces import read_trace, scaled
 from headway.bench.transport import ExchangeFailed
 from headway.bench.views import view
-from headway.bench.workload import Item, Measure, Prompts, check_prompts, measure_prompts, read_dataset
+from headway.bench.workload import Item, Measure, Prompts, check_prompts, measure_prompts, measure_texts, read_dataset
 from headway.core.errors import BadInput
 
 
@@ -113,6 +114,12 @@ class Contact:
     measure: Measure
     records: list[RequestRecord]
     warnings: list[str]
+    seed: int
+
+    @property
+    def prompts(self) -> list[tuple[str, RequestRecord]]:
+        """What was sent, and what came back."""
+        return list(zip(measure_texts(self.seed), self.records, strict=False))
 
     @property
     def dead(self) -> Failure | None:
@@ -136,7 +143,7 @@ async def first_contact(client: Client, seed: int) -> Contact:
         warnings.append(
             "the endpoint's prompt_tokens could not be calibrated; prompts are of one word per wanted token"
         )
-    return Contact(measure, records, warnings)
+    return Contact(measure, records, warnings, seed)
 
 
 class _Model(msgspec.Struct):
@@ -175,6 +182,7 @@ async def measure(
     test: bool = True,
     as_tool: str | None = None,
     event_log: Path | None = None,
+    recount: Recount | None = None,
     announce: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
 ) -> Measured:
@@ -191,9 +199,10 @@ async def measure(
         if contact.dead is not None:
             run = not_sent(load, items, contact)
         else:
-            run = await run_load(client, load, items, workload.warmup, progress)
+            run = await run_load(client, load, items, workload.warmup, progress, keep_text=recount is not None)
         after = await scrape(client) if before is not None else None
         summary = describe(endpoint, client.model, workload, run, contact, client_test, targets)
+        _check_usage(summary, run, items, contact, recount)
         if before is not None and after is not None:
             summary["server"] = {"metrics": metrics_between(before, after)}
         sides: dict[str, ServerSide] = {}
@@ -204,6 +213,19 @@ async def measure(
         if as_tool is not None:
             summary["as"] = view(as_tool, run, endpoint.api)
     return Measured(summary, run, endpoint, contact.measure, sides)
+
+
+def _check_usage(
+    summary: dict[str, Any], run: Run, items: Sequence[Item], contact: Contact, recount: Recount | None
+) -> None:
+    """Hold the endpoint's counts against what else can count; what is found is also a warning."""
+    records = [record for record in run.records if not record.warmup]
+    sent = zip(items, run.records, strict=True)
+    texts = [(item.prompt, record) for item, record in sent if isinstance(item.prompt, str) and not record.warmup]
+    summary["usage"] = check_usage(records, [*contact.prompts, *texts], contact.measure, recount)
+    summary["warnings"] += summary["usage"]["findings"]
+    for record in run.records:
+        record.text = None  # counted; not kept
 
 
 async def _announced_test(announce: Callable[[str], None]) -> SelfTest:

@@ -27,6 +27,7 @@ from headway.engine.machine import event_loop_factory
 FAULTS = (
     "", "hang", "hang_mid", "drip", "half_close", "status_500", "status_429", "error_event", "bad_json", "not_http",
     "no_stream", "empty", "usage_high", "usage_low", "usage_negative", "no_usage", "no_done", "wrong_prompt",
+    "usage_more", "prompt_double",
 )  # fmt: skip
 BATCH = 16  # chunks a stream without gaps writes before the others get their turn
 
@@ -212,12 +213,15 @@ class Stream:
         return self._chunk({"index": 0, "finish_reason": None} | fields)
 
     def _prompt_tokens(self) -> int:
-        return 10_000_000 if self._script.fault == "wrong_prompt" else len(prompt_text(self._body).split()) + 7
+        words = len(prompt_text(self._body).split())
+        return {"wrong_prompt": 10_000_000, "prompt_double": 2 * words}.get(self._script.fault, words) + 7
 
     def _end(self) -> None:
         script = self._script
         count = self._done * script.per_chunk
-        output = {"usage_high": 1_000_000, "usage_low": 1, "usage_negative": -5}.get(script.fault, count)
+        output = {"usage_high": 1_000_000, "usage_more": count * 3 // 2, "usage_low": 1, "usage_negative": -5}.get(
+            script.fault, count
+        )
         if self._style == "anthropic":
             ends: list[dict[str, Any]] = [
                 {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": output}},

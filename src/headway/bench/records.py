@@ -81,6 +81,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
         reused: it travelled on a connection that was already open.
         server_id: the endpoint's id of the answer.
         warmup: excluded from every metric.
+        text: pieces of the answer, kept where a tokenizer is to count them; None = not kept.
     """
 
     index: int
@@ -101,6 +102,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     reused: bool = False
     warmup: bool = False
     failure: Failure | None = None
+    text: list[str] | None = None
 
     @property
     def completed(self) -> bool:

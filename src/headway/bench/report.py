@@ -140,10 +140,22 @@ def table(summary: dict[str, Any]) -> RenderableType:
             Text(f"goodput: {_cell(good['rate'])} requests/s" + (f" ({good['reason']})" if good["reason"] else ""))
         )
     lines += [Text(f"warning: {warning}", style="yellow") for warning in summary["warnings"]]
-    client = summary["client"]
+    lines += _client(summary["client"])
+    return Group(*lines)
+
+
+def _client(client: dict[str, Any]) -> list[RenderableType]:
+    """What the client itself can do here, and whether that was enough."""
+    lines: list[RenderableType] = []
+    if client["self_test"] is not None:
+        test = client["self_test"]
+        lines.append(
+            Text(f"this client: at least {test['ceiling']:,.0f} chunks/s; adds {test['added_p50_ms']:.2f} ms p50, "
+                 f"{test['added_p99_ms']:.2f} ms p99 to the time to first token at 200 requests/s")
+        )  # fmt: skip
     if not client["valid"]:
         lines.append(Text(f"INVALID: {client['reason']}", style="bold red"))
-    return Group(*lines)
+    return lines
 
 
 def _prediction(found: dict[str, Any]) -> list[RenderableType]:

@@ -6,7 +6,9 @@
 A stall is decode time in which no step held the request: it was preempted, or the loop did something else. Own steps
 that also carried a prompt chunk of another request are counted apart: they are what mixing costs. The parts add up:
 
-    end to end (client) = queue + prefill + alone + beside prompts + stalled + outside the engine
+    end to end (client, end mark) = queue + prefill + alone + beside prompts + stalled + outside the engine
+
+To the end mark, because the last step may make an end token that nobody sees.
 """
 
 from __future__ import annotations
@@ -200,7 +202,7 @@ def server_report(records: Sequence[RequestRecord], sides: Mapping[str, ServerSi
     """The log's side of the measured requests: distributions of each part, sums of tokens, each request's split.
 
     `outside_ms` is the time to first token that the log does not know of: the network, the API process, the way into
-    the engine. `unaccounted_ms` is the same of the whole request, to its last token.
+    the engine. `unaccounted_ms` is the same of the whole request, to its end mark.
     """
     matched = {r.index: side for r in records if not r.warmup and (side := side_of(r, sides)) is not None}
     nothing = "no request of the run is in the event log"
@@ -220,8 +222,8 @@ def _split(record: RequestRecord, side: ServerSide) -> dict[str, Any]:
     to_first = None if side.queue_ms is None or side.prefill_ms is None else side.queue_ms + side.prefill_ms
     row: dict[str, Any] = msgspec.to_builtins(side)
     row["outside_ms"] = _less(record.ttft_ms, to_first)
-    row["unaccounted_ms"] = _less(record.e2e_ms, side.engine_ms)
-    return row | {"e2e_ms": record.e2e_ms}
+    row["unaccounted_ms"] = _less(record.e2e_done_ms, side.engine_ms)
+    return row | {"e2e_done_ms": record.e2e_done_ms}
 
 
 def _less(whole: float | None, part: float | None) -> float | None:

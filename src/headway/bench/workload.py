@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from headway.bench.client import Client
+from headway.bench.dialects import Messages, Prompt
 from headway.bench.records import FailureKind, RequestRecord
 from headway.bench.traces import TraceRow
 from headway.bench.transport import ExchangeFailed
@@ -30,6 +31,7 @@ COMMON = (
     "morning reason research girl guy moment air teacher force education"
 )
 WORDS = tuple(COMMON.split())
+MEASURED = (20, 40, 220)  # words of the first contact's prompts
 TOLERANCE = 0.05  # a prompt is as wanted if it is within this share, or two tokens
 
 
@@ -38,13 +40,13 @@ class Item:
     """One request to be sent.
 
     Attributes:
-        prompt: its text.
+        prompt: its text, or its messages.
         max_tokens: limit on the answer.
         wanted: prompt tokens it should have; 0 = whatever it has.
         at: arrival, seconds from the start; None = the load decides.
     """
 
-    prompt: str
+    prompt: Prompt
     max_tokens: int
     wanted: int = 0
     at: float | None = None
@@ -66,14 +68,19 @@ def words(count: int, noise: random.Random) -> str:
     return " ".join(noise.choices(WORDS, k=count))
 
 
+def measure_texts(seed: int) -> list[str]:
+    """The prompts of `measure_prompts`."""
+    noise = random.Random(f"measure {seed}")
+    return [words(count, noise) for count in MEASURED]
+
+
 async def measure_prompts(client: Client, seed: int) -> tuple[Measure, list[RequestRecord]]:
     """Ask the endpoint three times for one token, with prompts of 20, 40 and 220 words, and fit a line.
 
     Returns the line, and what was received: a failure there is the first thing a user should hear of.
     """
-    noise, points, records = random.Random(f"measure {seed}"), [], []
-    for count in (20, 40, 220):
-        prompt = words(count, noise)
+    points, records = [], []
+    for count, prompt in zip(MEASURED, measure_texts(seed), strict=True):
         record = RequestRecord(
             index=-1, intended=time.perf_counter_ns(), max_tokens=1, prompt_bytes=len(prompt), warmup=True
         )
@@ -141,13 +148,13 @@ class Prompts:
 
 class _Line(msgspec.Struct):
     prompt: str | None = None
-    messages: list[dict[str, object]] | None = None
+    messages: Messages | None = None
     max_tokens: int | None = None
     output_tokens: int | None = None
 
 
 def read_dataset(path: Path, count: int, output_tokens: int) -> list[Item]:
-    """`count` requests from JSON lines with `prompt` (or `messages`, whose text is joined) and optionally `max_tokens`.
+    """`count` requests from JSON lines with `prompt` or `messages` (sent as they are) and optionally `max_tokens`.
 
     A short file is gone through again, which a prefix cache will notice.
 
@@ -164,12 +171,12 @@ def read_dataset(path: Path, count: int, output_tokens: int) -> list[Item]:
             row = decoder.decode(line)
         except msgspec.DecodeError as error:
             raise BadInput("--dataset", f"{path} line {number} is not a request: {error}") from None
-        prompt = row.prompt
-        if prompt is None and row.messages:
-            prompt = "\n".join(str(message.get("content", "")) for message in row.messages)
+        prompt: Prompt | None = row.prompt if row.prompt is not None else row.messages
         limit = row.max_tokens or row.output_tokens or output_tokens
         if not prompt or limit < 1:
             raise BadInput("--dataset", f"{path} line {number} has no prompt, or a max_tokens below 1")
+        if row.prompt is not None and row.messages is not None:
+            raise BadInput("--dataset", f"{path} line {number} has both prompt and messages")
         items.append(Item(prompt, limit))
     if not items:
         raise BadInput("--dataset", f"{path} holds no request")

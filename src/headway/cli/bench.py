@@ -7,14 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
+from headway.cli import options
+
 app = typer.Typer(add_completion=False, invoke_without_command=True)
 
 Url = Annotated[str, typer.Option(help="Base URL (http://host:8000), or the full path of one of the APIs.")]
 Api = Annotated[str | None, typer.Option(help="chat, completions or anthropic; read off the URL's path if not given.")]
 Model = Annotated[str, typer.Option(help="Model to ask for; the first one listed by /v1/models if not given.")]
-KeyFile = Annotated[Path | None, typer.Option(help="File that holds the API key.")]
 Extra = Annotated[str, typer.Option(help="JSON object merged into every body; null removes a field.")]
 Seed = Annotated[int | None, typer.Option(help="Of prompts and arrivals; drawn and reported if not given.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Say on stderr what is happening.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 SelfTest = Annotated[bool, typer.Option("--self-test/--no-self-test", help="Test the client before the run.")]
 Connect = Annotated[float, typer.Option(help="Seconds to wait for a connection.")]
@@ -28,7 +30,7 @@ def bench(
     url: Url = "",
     api: Api = None,
     model: Model = "",
-    api_key_file: KeyFile = None,
+    api_key_file: options.ApiKeyFile = None,
     extra: Extra = "",
     requests: Annotated[int, typer.Option(help="Requests to measure.")] = 100,
     rate: Annotated[float | None, typer.Option(help="Open loop: arrivals per second.")] = None,
@@ -58,12 +60,16 @@ def bench(
     hardware: Annotated[str | None, typer.Option(help="Device: a name, this-machine, or a profile's .json.")] = None,
     precision: Annotated[str | None, typer.Option(help="Of its weights, where not the checkpoint's.")] = None,
     kv_precision: Annotated[str | None, typer.Option(help="Of its KV cache.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Check the endpoint's counts with this: a folder, tokenizer.json or .gguf.")
+    ] = None,
     count_chunks: Annotated[bool, typer.Option("--count-chunks", help="Without usage, a chunk is a token.")] = False,
     as_tool: Annotated[
         str | None, typer.Option("--as", help="Also as vllm, sglang, guidellm or aiperf define it.")
     ] = None,
     event_log: Annotated[Path | None, typer.Option(help="The event log of our own server, on this machine.")] = None,
     json_out: Json = False,
+    verbose: Verbose = False,
     csv: Annotated[Path | None, typer.Option(help="Write one row per request.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report that opens offline.")] = None,
     records: Annotated[Path | None, typer.Option(help="Write raw records, for `headway bench view`.")] = None,
@@ -82,67 +88,30 @@ def bench(
         return
     from dataclasses import replace
 
-    from headway.bench import report
+    from headway.bench.job import Job, Outputs, run_job
     from headway.bench.live import LiveView
-    from headway.bench.measure import Workload, measure, search_goodput
+    from headway.bench.measure import Workload
     from headway.bench.selftest import run_async
-    from headway.bench.views import VIEWS
-    from headway.core.errors import BadInput
-    from headway.report import files
-    from headway.report.figures import need_plots
 
-    endpoint = replace(_endpoint(url, api, model, api_key_file, extra), count_chunks=count_chunks)
-    limits = _limits(connect_timeout, stall_timeout, request_timeout)
     seed = _drawn(seed)
+    endpoint = replace(_endpoint(url, api, model, api_key_file, extra), count_chunks=count_chunks)
     workload = Workload(
         requests, input_tokens, output_tokens, shared_prefix, warmup, dataset, trace, speed, length_scale, seed
     )
     load = _load(rate, arrival, burstiness, ramp_to, concurrency, trace, seed)
     targets = _targets(slo, ttft_ms, tpot_ms, e2e_ms, attainment)
-    if as_tool is not None and as_tool not in VIEWS:
-        raise BadInput("--as", f"{as_tool!r} is not one of {', '.join(VIEWS)}")
-    if search and (targets is None or rate is None or not load.open or load.kind in ("trace", "ramp")):
-        raise BadInput("--search", "needs targets (--slo) and a first --rate of constant, poisson or gamma arrivals")
-    if gpus < 1 or not 0 < resolution < 1:
-        raise BadInput(
-            "--gpus" if gpus < 1 else "--resolution", "must be an integer >= 1" if gpus < 1 else "must be in (0, 1)"
-        )
-    for path, option in ((csv, "--csv"), (html, "--html"), (records, "--records")):
-        files.check_writable(path, option)
-    if event_log is not None and not event_log.is_file():
-        raise BadInput("--event-log", f"no such file: {event_log}; start the server with `headway serve --event-log`")
-    if html is not None:
-        need_plots("--html")
     machine = _machine(shape or model, hardware, gpus, precision, kv_precision) if predict or hardware else None
-    with LiveView(requests + warmup) as progress:
-        measured = run_async(
-            measure(
-                endpoint, load, workload, targets=targets, limits=limits, test=self_test, as_tool=as_tool,
-                event_log=event_log,
-                announce=_say, progress=progress,
-            )
-        )  # fmt: skip
-    summary = measured.summary
-    if machine is not None:
-        from headway.bench.predict import predict as predict_run
-
-        summary["prediction"] = predict_run(measured.run, summary, machine)
-    if search and targets is not None:
-        found = search_goodput(
-            replace(endpoint, model=summary["model"]), load, workload, targets,
-            limits=limits, resolution=resolution, gpus=gpus, announce=_say,
-        )  # fmt: skip
-        summary["goodput"] = run_async(found)
-    if csv is not None:
-        files.write(csv, "--csv", report.to_csv(measured.run.records, measured.sides))
-    if records is not None:
-        report.save_records(records, measured.run, endpoint.api)
-    if html is not None:
-        from headway.bench.html import run_page
-
-        files.write(html, "--html", run_page(summary, measured.run))
-    _print(summary, json_out)
-    if not summary["requests"]["completed"]:
+    job = Job(
+        endpoint, load, workload, targets, _limits(connect_timeout, stall_timeout, request_timeout), machine,
+        _recount(tokenizer, shape), self_test, as_tool, event_log, search, resolution, gpus,
+    )  # fmt: skip
+    outputs = Outputs(csv, html, records)
+    outputs.check()
+    with LiveView(requests + warmup, verbose) as view:
+        measured = run_async(run_job(job, view.announce, view))
+    outputs.write(measured)
+    _print(measured.summary, json_out)
+    if not measured.summary["requests"]["completed"]:
         raise typer.Exit(1)
 
 
@@ -151,13 +120,14 @@ def lengths(
     url: Url,
     api: Api = None,
     model: Model = "",
-    api_key_file: KeyFile = None,
+    api_key_file: options.ApiKeyFile = None,
     extra: Extra = "",
     sizes: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "50,500,5000",
     times: Annotated[int, typer.Option(help="How often each is sent.")] = 5,
     output_tokens: Annotated[int, typer.Option(help="Limit on answers (max_tokens).")] = 64,
     seed: Seed = None,
     json_out: Json = False,
+    verbose: Verbose = False,
     plot: Annotated[Path | None, typer.Option(help="Write the plot (.svg or .png).")] = None,
     connect_timeout: Connect = 10.0,
     stall_timeout: Stall = 120.0,
@@ -166,6 +136,7 @@ def lengths(
     """TTFT and TPOT against prompt length; then the longest prompt twice: what the prefix cache saves."""
     from headway.bench import lengths as exercise
     from headway.bench import report
+    from headway.bench.live import LiveView
     from headway.bench.selftest import run_async
     from headway.report.figures import check_plot
 
@@ -173,7 +144,8 @@ def lengths(
     limits = _limits(connect_timeout, stall_timeout, request_timeout)
     wanted = exercise.parse_sizes(sizes)
     check_plot(plot)
-    found = run_async(exercise.run(endpoint, limits, wanted, times, output_tokens, _drawn(seed), _say))
+    with LiveView(len(wanted) * times + 2, verbose) as view:
+        found = run_async(exercise.run(endpoint, limits, wanted, times, output_tokens, _drawn(seed), view.announce))
     if plot is not None:
         exercise.plot(found, plot)
     if json_out:
@@ -203,11 +175,18 @@ def _endpoint(url: str, api: str | None, model: str, key_file: Path | None, extr
 
     if not url:
         raise BadInput("--url", "is needed, such as http://127.0.0.1:8000")
-    try:
-        key = key_file.read_text().strip() if key_file is not None else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput("--api-key-file", f"cannot read {key_file}: {error}") from None
-    return Endpoint.parse(url, api, model, key, extra)
+    return Endpoint.parse(url, api, model, options.api_key(key_file) or "", extra)
+
+
+def _recount(tokenizer: str | None, shape: str | None) -> Any:
+    """What counts tokens again: --tokenizer, or the files of --shape where it names any."""
+    from headway.bench.recount import Recount
+
+    if tokenizer is None and shape is not None:
+        files = Path(shape).expanduser()
+        has_one = files.suffix == ".gguf" or (files / "tokenizer.json").is_file()
+        tokenizer = shape if files.exists() and has_one else None
+    return None if tokenizer is None else Recount(tokenizer)
 
 
 def _drawn(seed: int | None) -> int:
@@ -290,7 +269,3 @@ def _console() -> Any:
     from rich.console import Console
 
     return Console()
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)

@@ -23,7 +23,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def chat(
     model: options.Model = None,
     url: Annotated[str | None, typer.Option(help="Talk to this server instead of loading a model.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="HEADWAY_API_KEY", help="With --url: the server's key.")] = None,
+    api_key_file: options.ApiKeyFile = None,
     system: Annotated[str | None, typer.Option(help="A system message to start from.")] = None,
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = 0.7,
@@ -47,7 +47,7 @@ def chat(
     if url is not None:
         from headway.serve.client import Client
 
-        _converse(_remote(Client(url, api_key), params), start)
+        _converse(_remote(Client(url, options.api_key(api_key_file)), params), start)
         return
     chosen: dict[str, Any] = {
         "kv_cache_gib": kv_cache_gib,

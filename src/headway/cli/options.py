@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+API_KEY = "HEADWAY_API_KEY"
 
 Model = Annotated[
     str | None,
@@ -23,4 +27,25 @@ Group = Annotated[
 ]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 = greedy.")]
+ApiKeyFile = Annotated[
+    Path | None, typer.Option(help="File with the server's API key; default: the environment's HEADWAY_API_KEY.")
+]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same answer; default: a random one.")]
+
+
+def api_key(file: Path | None) -> str | None:
+    """The key a client sends: the first of `file`, which may be the server's own, else of the environment.
+
+    There is no option that takes the key itself: other users of the machine can read command lines.
+
+    Raises:
+        BadInput: the file cannot be read or holds no key, or the key is none that a header may carry.
+    """
+    from headway.serve.auth import check_key, read_keys
+
+    if file is not None:
+        return read_keys(file)[0]
+    key = os.environ.get(API_KEY)
+    if key:
+        check_key(key, API_KEY, API_KEY)
+    return key or None

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.cli import options
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -18,7 +20,7 @@ BAR = 30  # characters of the cache bar
 @app.command()
 def top(
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option(envvar="HEADWAY_API_KEY", help="Sent as a bearer token.")] = None,
+    api_key_file: options.ApiKeyFile = None,
     interval: Annotated[float, typer.Option(help="Seconds between two readings.", min=0.1)] = 1.0,
     window: Annotated[int, typer.Option(help="Readings the rates look back over.", min=1)] = 10,
     once: Annotated[bool, typer.Option("--once", help="Print one reading and leave.")] = False,
@@ -34,7 +36,7 @@ def top(
     from headway.serve.client import Client
     from headway.serve.watch import Scrape, parse, view
 
-    client = Client(url, api_key, timeout=10)
+    client = Client(url, options.api_key(api_key_file), timeout=10)
     scrapes: deque[Scrape] = deque(maxlen=window + 1)
 
     def read() -> Table:

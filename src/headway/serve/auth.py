@@ -37,11 +37,14 @@ def read_keys(path: Path) -> list[str]:
     if not keys:
         raise BadInput("--api-key-file", f"{str(path)!r} holds no key; write one key a line")
     for number, key in enumerate(keys, 1):
-        if len(key.encode()) > MAX_KEY or not key.isascii() or not key.isprintable() or " " in key:
-            raise BadInput(
-                "--api-key-file", f"key {number} must be up to {MAX_KEY} printable ASCII characters, no blanks"
-            )
+        check_key(key, "--api-key-file", f"key {number}")
     return keys
+
+
+def check_key(key: str, field: str, what: str) -> None:
+    """Refuse a key that no header may carry, without showing it."""
+    if len(key.encode(errors="replace")) > MAX_KEY or not key.isascii() or not key.isprintable() or " " in key:
+        raise BadInput(field, f"{what} must be up to {MAX_KEY} printable ASCII characters, no blanks")
 
 
 class Keys:
