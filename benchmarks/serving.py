@@ -1,10 +1,14 @@
 """Our server and llama-cpp-python's, same file, same workloads, measured by `headway bench` from the outside.
 
-    python benchmarks/serving.py MODEL.gguf [--rates 0.5,1,2] [--requests 40] [--trace azure_conv.csv]
+    python benchmarks/serving.py MODEL.gguf [--rates 0.5,1,2] [--seconds 40] [--trace azure_conv.csv] [--resume]
 
 Poisson at several rates, then the Azure conversation trace's shape with its lengths scaled down. One server runs at a
-time, the order alternates from one workload to the next, and every run carries its client's self-test. Results go to
-benchmarks/serving.json. llama-cpp-python's stream has no usage, so there a chunk is counted as a token.
+time, the order alternates from one workload to the next, and every run carries its client's self-test.
+llama-cpp-python's stream has no usage, so there a chunk is counted as a token.
+
+Requests arrive for --seconds in every workload (the trace is sped up or slowed down to that), and each may take as long
+again before it has failed, so a run ends. Results are written to benchmarks/serving.json after every run; --resume
+keeps those of the same workload, model and day that are there and makes what is missing.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from headway.bench.traces import read_trace
 
 RESULT = Path(__file__).with_name("serving.json")
 HEADWAY = [sys.executable, "-c", "from headway.cli import main; main()"]
@@ -68,14 +74,18 @@ def ready(url: str) -> bool:
 
 
 def workloads(options: argparse.Namespace) -> dict[str, list[str]]:
-    count = ["--requests", str(options.requests), "--slo", "ttft=2s,tpot=100ms", "--request-timeout", "300"]
-    found = {
-        f"poisson {rate}/s": ["--rate", rate, "--input-tokens", "256", "--output-tokens", "64", *count]
-        for rate in options.rates.split(",")
-    }
+    """Options of `headway bench` by workload."""
+    limits = ["--slo", "ttft=2s,tpot=100ms", "--request-timeout", str(max(30, options.seconds))]
+    found = {}
+    for rate in options.rates.split(","):
+        count = max(10, round(float(rate) * options.seconds))
+        shape = ["--rate", rate, "--requests", str(count), "--input-tokens", "256", "--output-tokens", "64"]
+        found[f"poisson {rate}/s"] = [*shape, *limits]
     if options.trace:
-        shape = ["--length-scale", str(options.length_scale), "--speed", str(options.speed)]
-        found["azure conversation, scaled"] = ["--trace", str(options.trace), *shape, *count]
+        rows = read_trace(options.trace, options.trace_requests)
+        speed = max(1e-3, (rows[-1].at - rows[0].at) / options.seconds)
+        shape = ["--length-scale", str(options.length_scale), "--speed", f"{speed:.4g}", "--requests", str(len(rows))]
+        found["azure conversation, scaled"] = ["--trace", str(options.trace), *shape, *limits]
     return found
 
 
@@ -99,17 +109,28 @@ def row(workload: str, name: str, found: dict[str, Any]) -> str:
     return f"| {workload} | {name} | {' | '.join(map(cell, figures))} | {cell(100 * (share or 0))} | {done} |"
 
 
+def kept(about: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Results of an earlier run of the same model on the same day, by workload and server."""
+    if not RESULT.is_file():
+        return {}
+    before = json.loads(RESULT.read_text())
+    same = all(before.get(key) == about[key] for key in ("model", "date", "cores"))
+    return before["workloads"] if same else {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--rates", default="0.5,1,2")
-    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--trace", type=Path)
+    parser.add_argument("--trace-requests", type=int, default=40)
     parser.add_argument("--length-scale", type=float, default=0.2)
-    parser.add_argument("--speed", type=float, default=0.5)
     parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
-    results: dict[str, dict[str, Any]] = {}
+    about = {"model": options.model.name, "date": datetime.date.today().isoformat(), "cores": os.cpu_count()}
+    results = kept(about) if options.resume else {}
     print(
         "| workload | server | TTFT p50 ms | TTFT p90 ms | TPOT p50 ms | output tokens/s | targets met % | completed |"
     )
@@ -117,13 +138,15 @@ def main() -> None:
     for number, (workload, arguments) in enumerate(workloads(options).items()):
         known = list(servers(options.model, options.context).items())
         for name, command in known if number % 2 == 0 else reversed(known):
-            with serving(command) as url:
-                found = measure(url, arguments, name)
-            results.setdefault(workload, {})[name] = found
+            found = results.get(workload, {}).get(name)
+            shown = [Path(word).name if word == str(options.trace) else word for word in arguments]
+            if found is None or found["arguments"] != shown:
+                load = os.getloadavg()[0]
+                with serving(command) as url:
+                    found = {"arguments": shown, "load_average": load} | measure(url, arguments, name)
+                results.setdefault(workload, {})[name] = found
+                RESULT.write_text(json.dumps(about | {"workloads": results}, indent=1) + "\n")
             print(row(workload, name, found), flush=True)
-    about = {"model": options.model.name, "date": datetime.date.today().isoformat(), "cores": os.cpu_count(),
-             "load_average": os.getloadavg()[0]}  # fmt: skip
-    RESULT.write_text(json.dumps(about | {"workloads": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

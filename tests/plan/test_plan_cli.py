@@ -8,9 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headway.cli import main
+from headway.roofline import exact
+from headway.roofline.catalogue import find_model
+from headway.roofline.hardware import find_hardware
+from headway.roofline.step import StepTime, prefill_step
+from headway.roofline.textbook import deploy
 from tests.report.pages import self_contained
 
 STEP = ["step", "--model", "llama-3.1-8b", "--hardware", "h100-sxm"]
@@ -230,9 +236,72 @@ def test_a_config_that_is_not_a_language_model(capsys: pytest.CaptureFixture[str
 
 def test_a_verb_refuses_a_mode_it_does_not_compute(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["plan", "frontier", *STEP[1:], "--mode", "exact"])
+        main(["plan", "cost", "--table", *STEP[1:], "--mode", "exact"])
     assert stopped.value.code == 2
     assert "--mode: 'exact'; accepted by this verb: textbook" in capsys.readouterr().err
+
+
+EXACT = {  # verb -> a figure of its answer that is a step or a prefill of StepTime
+    "frontier": (["--batches", "64"], lambda found: found["points"][0]["seconds"]),
+    "cost": (["--batch", "64"], lambda found: found["seconds"]),
+    "explain": (["--batch", "64"], lambda found: found["seconds"]),
+    "levers": (["--batch", "64", "--input-tokens", "4095", "--output-tokens", "2"],
+               lambda found: found["levers"][0]["seconds_before"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", EXACT)
+def test_exact_mode_has_the_schedulers_step_in_every_verb(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    """The same step as `plan step --mode exact`, which is `StepTime`; the textbook's is longer here."""
+    options, read = EXACT[verb]
+    deployment = [*STEP[1:], "--mode", "exact"]
+    step = answer(["step", *deployment, "--batch", "64", "--context", "4096"], capsys)["seconds"]
+    found = answer([verb, *deployment, *options], capsys)
+    assert found["mode"] == "exact" and read(found) == pytest.approx(step)
+    assert read(answer([verb, *STEP[1:], *options], capsys)) > 1.02 * step
+
+
+def test_exact_prefill_is_a_step_that_is_all_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    model = StepTime(find_model("llama-3.1-8b"), find_hardware("h100-sxm"))
+    whole = ["prefill", *STEP[1:], "--mode", "exact", "--input-tokens", "1000", "--cached-tokens", "200"]
+    bound = answer([*whole, "--mfu", "1"], capsys)
+    assert bound["seconds"] == pytest.approx(model.predict(prefill_step(model.shape, 800, 200)))
+    assert answer([*whole, "--mfu", "0.5"], capsys)["seconds"] == pytest.approx(2 * bound["seconds"])
+
+
+def test_the_ratio_names_its_mfu_and_in_exact_mode_its_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    text = plan(["ratio", *STEP[1:]], capsys)
+    assert "ESTIMATE" in text and "50% of the peak (MFU, assumed; --mfu)" in text
+    assert "the bound" in plan(["ratio", *STEP[1:], "--mfu", "1"], capsys)
+    exact = answer(["ratio", *STEP[1:], "--mode", "exact", "--input-tokens", "500"], capsys)
+    priced = answer(["cost", *STEP[1:], "--mode", "exact", "--batch", "64", "--input-tokens", "500"], capsys)
+    assert exact["ratio"] == pytest.approx(priced["ratio"])
+    with pytest.raises(SystemExit):
+        main(["plan", "ratio", *STEP[1:], "--input-tokens", "500"])
+    assert "--input-tokens: the textbook ratio has no prompt length" in capsys.readouterr().err
+
+
+def test_exact_mode_leaves_out_what_cannot_be_split(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight key/value heads and 32 query heads have no layout on 64 GPUs."""
+    many = [*STEP[1:], "--gpus", "32", "--mode", "exact"]
+    changes = [row["change"] for row in answer(["explain", *many], capsys)["sensitivities"]]
+    assert "twice the GPUs" not in changes and "arithmetic +10 %" in changes
+    assert "twice the GPUs" not in [row["name"] for row in answer(["levers", *many], capsys)["levers"]]
+
+
+def test_speculation_in_exact_mode_is_priced_as_a_step_over_all_positions() -> None:
+    replica = msgspec.structs.replace(deploy(find_model("llama-3.1-8b"), find_hardware("h100-sxm")), exact=True)
+    plain, drafted = (exact.verification(replica, 64, k, 4096) for k in (0, 4))
+    assert plain == pytest.approx(exact.decode(replica, 64, 4096).seconds, rel=0.01)
+    assert plain < drafted < 1.05 * plain, "memory-bound: four more positions are nearly free"
+    assert exact.verification(replica, 512, 4, 1) > 2 * exact.verification(replica, 512, 0, 1), "compute-bound: not"
+
+
+def test_the_exact_knee_is_where_a_step_without_caches_turns() -> None:
+    replica = msgspec.structs.replace(deploy(find_model("llama-3.1-8b"), find_hardware("h100-sxm")), exact=True)
+    corner = exact.knee(replica)
+    assert corner is not None
+    assert [exact.decode(replica, corner - step, 0).binds for step in (1, 0)] == ["memory", "compute"]
 
 
 def test_exact_capacity_counts_what_the_scheduler_counts(capsys: pytest.CaptureFixture[str]) -> None:

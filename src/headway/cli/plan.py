@@ -247,11 +247,20 @@ def cost(
 
 
 @verb("ratio")
-def ratio(setup: Setup, batch: Batch = 64, context: Context = 4096, mfu: Mfu = 0.5, json: Json = False) -> None:
+def ratio(
+    setup: Setup,
+    batch: Batch = 64,
+    context: Context = 4096,
+    mfu: Mfu = 0.5,
+    input_tokens: Annotated[
+        int | None, typer.Option("--input-tokens", help="Length of a prompt, in exact mode; default: 2000.")
+    ] = None,
+    json: Json = False,
+) -> None:
     """How many times an input token's cost an output token's is, and why."""
     from headway.plan import commands, render
 
-    show(commands.ratio(setup, batch, context, mfu), render.ratio, json)
+    show(commands.ratio(setup, batch, context, mfu, input_tokens), render.ratio, json)
 
 
 @verb("levers")

@@ -15,14 +15,13 @@ from headway.plan.models import load_device, load_shape
 from headway.roofline import capacity as capacities
 from headway.roofline.collectives import all_reduce_of
 from headway.roofline.cost import price_ratio, price_table, token_cost
+from headway.roofline.exact import step_time
 from headway.roofline.frontier import frontier as trace_frontier
 from headway.roofline.hardware import Hardware
 from headway.roofline.levers import levers as lever_table
-from headway.roofline.shape import store_as
 from headway.roofline.speculation import Draft
 from headway.roofline.step import (
     ACTIVATION_BYTES,
-    Layout,
     StepCost,
     StepTime,
     check_layout,
@@ -44,7 +43,8 @@ from headway.roofline.textbook import (
 if TYPE_CHECKING:
     from headway.plan.estimates import Calibrated
 
-MODES = ("textbook", "exact", "calibrated")
+BOUNDS = ("textbook", "exact")
+MODES = (*BOUNDS, "calibrated")
 LINK_LATENCY_US = 2.0  # per hop, the third text's illustrative figure
 
 
@@ -92,7 +92,9 @@ class Setup(msgspec.Struct, frozen=True):
         reduce = None
         if self.all_reduce or self.link_latency_us is not None or self.link_gbs is not None:
             reduce = all_reduce_of(self.all_reduce or "ring", self.link_bandwidth(device), self.link_seconds())
-        return msgspec.structs.replace(replica, all_reduce=reduce, overhead=self.overhead_us * 1e-6, skew=self.skew)
+        return msgspec.structs.replace(
+            replica, all_reduce=reduce, overhead=self.overhead_us * 1e-6, skew=self.skew, exact=self.mode != "textbook"
+        )
 
     def link_seconds(self) -> float:
         latency = LINK_LATENCY_US if self.link_latency_us is None else self.link_latency_us
@@ -108,15 +110,6 @@ class Setup(msgspec.Struct, frozen=True):
         if device.link is None:
             raise BadInput("--link-gbs", f"{device.name} has no catalogued link; give its GB/s per direction")
         return device.link.bandwidth
-
-    def step_time(self, replica: Replica) -> StepTime:
-        """The same deployment in exact mode, the bound."""
-        shape = replica.shape if self.precision is None else store_as(replica.shape, self.precision)
-        device = replica.hardware
-        if self.peak_tflops is not None:
-            device = msgspec.structs.replace(device, peaks={replica.math: replica.pi})
-        layout = Layout(self.gpus)
-        return StepTime(shape, device, layout, math=replica.math, all_reduce=replica.all_reduce, skew=self.skew)
 
 
 def whole_from(least: int, field: str, value: int) -> None:
@@ -155,7 +148,7 @@ def step(
     whole_from(0, "--chunk", chunk)
     whole_from(0, "--chunk-start", chunk_start)
     beside = prefill_step(replica.shape, chunk, chunk_start, logits=0) if chunk else None
-    cost = _step_cost(setup, replica, batch, context, constants, beside)
+    cost = _step_cost(replica, batch, context, constants, beside)
     seconds = cost.seconds
     if constants:
         answer |= {
@@ -170,12 +163,11 @@ def step(
         "tokens_per_second": batch / seconds,
         "tokens_per_second_per_user": 1.0 / seconds, "tokens_per_second_per_gpu": batch / seconds / setup.gpus,
         "binds": cost.binds, "largest_term": cost.largest, "terms": cost.terms,
-        "fits": batch <= _memory_batch(setup, replica, context), "notes": notes,
+        "fits": batch <= capacities.memory_batch(replica, context), "notes": notes,
     }  # fmt: skip
 
 
 def _step_cost(
-    setup: Setup,
     replica: Replica,
     batch: int,
     context: int,
@@ -183,10 +175,10 @@ def _step_cost(
     beside: StepShape | None = None,
 ) -> StepCost:
     whole_from(1, "--batch", batch)
-    if setup.mode == "textbook":
+    if constants is None and beside is None:
         return decode(replica, batch, context)
     whole_from(0, "--context", context)
-    model = setup.step_time(replica)
+    model = step_time(replica)
     if constants:
         model = StepTime(
             model.shape, model.hardware, model.layout, math=model.math, efficiency=constants.efficiency,
@@ -196,13 +188,6 @@ def _step_cost(
     cost = model.explain(mixed_step(decodes, beside) if beside else decodes)
     extra = cost.terms["overhead"] + replica.overhead
     return StepCost(cost.seconds + replica.overhead, cost.binds, cost.terms | {"overhead": extra})
-
-
-def _memory_batch(setup: Setup, replica: Replica, context: int, reserve: float = 0.0) -> int:
-    if setup.mode == "textbook":
-        return capacities.memory_batch(replica, context, reserve)
-    shape = setup.step_time(replica).shape
-    return capacities.exact_memory_batch(shape, replica.hardware.room, context, setup.gpus, reserve / setup.gpus)
 
 
 def _notes(replica: Replica) -> list[str]:
@@ -216,7 +201,7 @@ def _notes(replica: Replica) -> list[str]:
 
 def prefill_answer(setup: Setup, input_tokens: int, mfu: float, cached: int = 0) -> dict[str, Any]:
     """Prefill of one prompt (B4): the part of TTFT that is not queueing."""
-    replica = setup.replica()
+    replica = setup.replica(BOUNDS)
     cost = prefill(replica, input_tokens, mfu, cached=cached)
     return heading(setup, replica) | {
         "kind": "bound" if mfu == 1 else "estimate", "input_tokens": input_tokens, "cached_tokens": cached, "mfu": mfu,
@@ -228,7 +213,7 @@ def prefill_answer(setup: Setup, input_tokens: int, mfu: float, cached: int = 0)
 def frontier(setup: Setup, context: int, batches: list[int] | None = None, reserve_gb: float = 0.0) -> dict[str, Any]:
     """Interactivity against throughput (B5)."""
     not_negative("--reserve-gb", reserve_gb)
-    replica = setup.replica()
+    replica = setup.replica(BOUNDS)
     curve = trace_frontier(replica, context, batches, reserve_gb * 1e9)
     return heading(setup, replica) | {
         "context": context, "knee": curve.knee, "critical_context": curve.critical_context, "ceiling": curve.ceiling,
@@ -240,16 +225,12 @@ def capacity(setup: Setup, context: int, tpot_ms: float | None = None, reserve_g
     """How many sequences fit, and what limits them (B6)."""
     not_negative("--reserve-gb", reserve_gb)
     whole_from(1, "--context", context)
-    replica = setup.replica(("textbook", "exact"))
+    replica = setup.replica(BOUNDS)
     tpot = None if tpot_ms is None else tpot_ms * 1e-3
-    if setup.mode == "textbook":
-        found = capacities.capacity(replica, context, tpot, reserve_gb * 1e9)
-    else:
-        model = setup.step_time(replica)
-        found = capacities.exact_capacity(model, context, tpot, reserve_gb * 1e9 / setup.gpus, replica.overhead)
+    found = capacities.capacity(replica, context, tpot, reserve_gb * 1e9)
     answer = heading(setup, replica) | {"context": context, "tpot_ms": tpot_ms} | msgspec.to_builtins(found)
     if found.batch:
-        cost = _step_cost(setup, replica, found.batch, context)
+        cost = decode(replica, found.batch, context)
         answer |= {"seconds": cost.seconds, "tokens_per_second": found.batch / cost.seconds}
     return answer
 
@@ -259,14 +240,14 @@ def tensor_parallel_answer(setup: Setup, degrees: list[int], batch: int, context
     if not degrees:
         raise BadInput("--degrees", "accepted: whole numbers, like 1,2,4,8")
     named = setup if setup.all_reduce else msgspec.structs.replace(setup, all_reduce="ring")
-    replica = msgspec.structs.replace(named, gpus=1).replica(("textbook", "exact"))
+    replica = msgspec.structs.replace(named, gpus=1).replica(BOUNDS)
     if setup.mode == "textbook":
         costs = tensor_parallel(replica, degrees, batch, context)
     else:
         costs = {}
         for degree in degrees:
             check_layout(replica.shape, degree, field="--degrees")
-            costs[degree] = _step_cost(msgspec.structs.replace(named, gpus=degree), replica, batch, context)
+            costs[degree] = decode(msgspec.structs.replace(replica, gpus=degree), batch, context)
     best = min(costs, key=lambda degree: costs[degree].seconds)
     latency = setup.link_seconds()
     return heading(setup, replica) | {
@@ -315,7 +296,7 @@ def input_note(mfu: float) -> list[str]:
 
 def cost(setup: Setup, pricing: Pricing) -> dict[str, Any]:
     """$/M input and output tokens (B9). Without a batch: the largest that fits (and meets the TPOT target)."""
-    replica = setup.replica()
+    replica = setup.replica(BOUNDS)
     price, source = price_of(replica.hardware, pricing.price)
     tpot = None if pricing.tpot_ms is None else pricing.tpot_ms * 1e-3
     found = capacities.capacity(replica, max(pricing.context, 1), tpot)
@@ -353,18 +334,23 @@ def cost_table(setup: Setup, batches: list[int], pricing: Pricing) -> dict[str, 
     }  # fmt: skip
 
 
-def ratio(setup: Setup, batch: int, context: int, mfu: float = 0.5) -> dict[str, Any]:
-    """Output over input price (B9)."""
+def ratio(setup: Setup, batch: int, context: int, mfu: float = 0.5, input_tokens: int | None = None) -> dict[str, Any]:
+    """Output over input price (B9). `input_tokens`: length of a prompt, which only exact mode asks for (2000)."""
     whole_from(1, "--batch", batch)
     whole_from(0, "--context", context)
-    replica = setup.replica()
+    if input_tokens is not None and setup.mode == "textbook":
+        raise BadInput("--input-tokens", "the textbook ratio has no prompt length; accepted with --mode exact")
+    prompt = 2000 if input_tokens is None else input_tokens
+    whole_from(1, "--input-tokens", prompt)
+    replica = setup.replica(BOUNDS)
     if replica.pi == float("inf"):
         raise BadInput("--peak-tflops", f"no peak is catalogued for {replica.hardware.name}; give its TFLOP/s")
-    whole = price_ratio(replica, batch, context, mfu)
-    weights = price_ratio(replica, batch, 0, mfu)
+    whole = price_ratio(replica, batch, context, mfu, prompt)
+    weights = price_ratio(replica, batch, 0, mfu, prompt)
     return heading(setup, replica) | {
-        "batch": batch, "context": context, "mfu": mfu, "ratio": whole, "weights_part": weights,
-        "cache_part": whole - weights,
+        "kind": "bound" if mfu == 1 else "estimate", "batch": batch, "context": context, "mfu": mfu,
+        "input_tokens": prompt if replica.exact else None, "ratio": whole, "weights_part": weights,
+        "cache_part": whole - weights, "notes": input_note(mfu),
     }  # fmt: skip
 
 
@@ -379,7 +365,7 @@ def levers(
     not_negative("--draft-cost", draft.cost)
     if any(not value >= 1 for value in draft.curve):
         raise BadInput("--acceptance-curve", f"{min(draft.curve)}; accepted: tokens per step from 1")
-    replica = setup.replica()
+    replica = setup.replica(BOUNDS)
     table = lever_table(replica, batch, input_tokens, output_tokens, draft, cache_hit)
     return heading(setup, replica) | {
         "batch": batch, "input_tokens": input_tokens, "output_tokens": output_tokens,

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from headway.plan.commands import Setup, frontier, heading, step
+from headway.plan.commands import BOUNDS, Setup, frontier, heading, step
 from headway.roofline.capacity import Capacity, capacity
+from headway.roofline.exact import can_split
 from headway.roofline.frontier import critical_context, knee
 from headway.roofline.shape import nominal_bytes
 from headway.roofline.textbook import Replica, decode, requantised
@@ -19,7 +20,7 @@ def explain(setup: Setup, batch: int | None, context: int, tpot_ms: float | None
     Each sensitivity gives tokens/s and the largest batch relative to now, at the batch then possible, and the limit
     that holds then. Without a batch: the largest possible.
     """
-    replica = setup.replica()
+    replica = setup.replica(BOUNDS)
     tpot = None if tpot_ms is None else tpot_ms * 1e-3
     now = capacity(replica, max(1, context), tpot)
     chosen = batch if batch is not None else max(1, now.batch)
@@ -52,10 +53,11 @@ def _changes(replica: Replica) -> list[tuple[str, Replica]]:
             changes.append((name, requantised(replica, precision)))
     changes += [
         ("memory bandwidth +10 %", on(bandwidth=device.bandwidth * 1.1)),
-        ("memory size +10 %", on(memory=device.memory * 1.1)),
+        ("memory size +10 %", on(memory=device.memory * 1.1, usable=device.room * 1.1)),
         ("arithmetic +10 %", msgspec.structs.replace(replica, pi=replica.pi * 1.1)),
-        ("twice the GPUs", msgspec.structs.replace(replica, gpus=2 * replica.gpus)),
     ]
+    if not replica.exact or can_split(replica, 2 * replica.gpus):
+        changes.append(("twice the GPUs", msgspec.structs.replace(replica, gpus=2 * replica.gpus)))
     return changes
 
 

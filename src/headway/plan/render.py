@@ -173,9 +173,12 @@ def cost_table(a: Answer) -> str:
 
 
 def ratio(a: Answer) -> str:
+    prompt = f" of {a['input_tokens']} tokens" if a["input_tokens"] else ""
+    assumed = "the bound" if a["mfu"] == 1 else "assumed; --mfu"
     return (
         f"{title(a)}\nan output token costs {a['ratio']:.2f} times an input token: {a['weights_part']:.2f} for weights "
-        f"shared by {a['batch']} only, {a['cache_part']:.2f} for reading its own cache of {a['context']} tokens"
+        f"shared by {a['batch']} only, {a['cache_part']:.2f} for reading its own cache of {a['context']} tokens\n"
+        f"input: prefill{prompt} at {a['mfu']:.0%} of the peak (MFU, {assumed})"
     )
 
 

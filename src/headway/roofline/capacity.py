@@ -8,13 +8,12 @@ from math import floor
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.roofline.exact import COMPUTE_TERMS, MEMORY_TERMS, step_time
 from headway.roofline.hardware import GIB
 from headway.roofline.shape import ModelShape, block_bytes, kv_bytes
 from headway.roofline.step import StepTime, decode_step
 from headway.roofline.textbook import Replica, cache_bytes, decode
 
-MEMORY_TERMS = ("weights", "experts", "head", "kv")
-COMPUTE_TERMS = ("arithmetic", "expert_arithmetic", "head_arithmetic", "attention")
 UNBOUNDED = 1 << 24  # a batch nobody runs; searched up to here when a sequence costs nothing
 
 
@@ -46,7 +45,9 @@ def free_bytes(d: Replica, reserve: float = 0.0) -> float:
 
 
 def memory_batch(d: Replica, context: float, reserve: float = 0.0) -> int:
-    """B_mem = floor((n*C_HBM - M_W - M_act) / (T*m_KV)), 0 if negative (B6)."""
+    """B_mem = floor((n*C_HBM - M_W - M_act) / (T*m_KV)), 0 if negative (B6); in exact mode per GPU."""
+    if d.exact:
+        return exact_memory_batch(step_time(d).shape, d.hardware.room, context, d.gpus, reserve / d.gpus)
     free = free_bytes(d, reserve)
     per_sequence = cache_bytes(d, context)
     if free < 0:
@@ -59,6 +60,8 @@ def capacity(d: Replica, context: float, tpot: float | None = None, reserve: flo
 
     Each line of the max bounds the batch separately: t_W(B) + B*t_K <= TPOT, and B*t_F <= TPOT.
     """
+    if d.exact:
+        return exact_capacity(step_time(d), round(context), tpot, reserve / d.gpus, d.overhead)
     _check_target(tpot)
     in_memory = memory_batch(d, context, reserve)
     by_read = by_work = None

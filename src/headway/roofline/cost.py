@@ -65,10 +65,14 @@ def token_cost(
     )  # fmt: skip
 
 
-def price_ratio(d: Replica, batch: float, context: float, mfu: float = 0.5) -> float:
+def price_ratio(d: Replica, batch: float, context: float, mfu: float = 0.5, input_tokens: float = 2000) -> float:
     """Output over input price: MFU * (I* s_W / (2B) + I* m_KV T / (2N)) (B9): the weights are shared by B tokens only,
-    and a written token reads its own cache. Memory-bound decode, prefill's attention left out."""
+    and a written token reads its own cache. Memory-bound decode, prefill's attention left out; exact mode has both,
+    and prompts of `input_tokens`."""
     share("--mfu", mfu)
+    if d.exact:
+        prompt = prefill(d, input_tokens, mfu).seconds / input_tokens
+        return decode(d, batch, context).seconds / batch / prompt
     ridge = d.pi / d.hardware.bandwidth
     active = d.shape.n_active
     return mfu * ridge * (d.weights / (2.0 * active * batch) + cache_bytes(d, context) / (2.0 * active))

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from headway.roofline import exact
 from headway.roofline.capacity import memory_batch
-from headway.roofline.textbook import Replica, attention_flops, cache_seconds, decode
+from headway.roofline.textbook import Replica, decode, margins
 
 
 class FrontierPoint(msgspec.Struct, frozen=True):
@@ -43,6 +44,8 @@ def knee(d: Replica) -> float | None:
     """B* = s_W*I* N/(2*N_act) with every weight read, which is s_W*I*/2 for a dense model (B5)."""
     if d.pi == float("inf"):
         return None
+    if d.exact:
+        return exact.knee(d)
     return d.weights / d.hardware.bandwidth * d.pi / (2.0 * d.shape.n_active)
 
 
@@ -52,8 +55,8 @@ def critical_context(d: Replica) -> float | None:
         return None
 
     def excess(context: float) -> float:
-        work = (2.0 * d.shape.n_active + attention_flops(d.shape, context)) / d.rate
-        return cache_seconds(d, context) - work
+        read, work = margins(d, context)
+        return read - work
 
     low, high = 0.0, 1.0
     while excess(high) < 0:
@@ -68,8 +71,7 @@ def critical_context(d: Replica) -> float | None:
 
 def ceiling(d: Replica, context: float) -> float | None:
     """Throughput no batch exceeds, tokens/s per GPU: 1/max(t_K, t_F) over n (B5). None where nothing bounds it."""
-    work = (2.0 * d.shape.n_active + attention_flops(d.shape, context)) / d.rate
-    longest = max(cache_seconds(d, context), work)
+    longest = max(margins(d, context))
     return 1.0 / longest / d.gpus if longest else None
 
 

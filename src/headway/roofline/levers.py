@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from headway.roofline import exact
 from headway.roofline.capacity import memory_batch
 from headway.roofline.shape import KVGroup, ModelShape, nominal_bytes
 from headway.roofline.speculation import Draft, best_length
+from headway.roofline.step import StepCost
 from headway.roofline.textbook import Replica, decode, requantised, streamed_weights
 
 
@@ -48,7 +50,7 @@ def levers(
     def lever(name: str, term: str, after: Replica, new_context: float = context, note: str = "") -> Lever:
         old, new = decode(d, batch, context), decode(after, batch, new_context)
         return Lever(
-            name, term, old.terms.get(term, 0.0), new.terms.get(term, 0.0), old.seconds, new.seconds,
+            name, term, _term(old, term), _term(new, term), old.seconds, new.seconds,
             old.seconds / new.seconds, memory_batch(d, context), memory_batch(after, new_context), note,
         )  # fmt: skip
 
@@ -67,12 +69,17 @@ def levers(
     if output_tokens > 1:
         half = mean_context(input_tokens, output_tokens / 2)
         table.append(lever("half the output (or thinking) tokens", "kv", d, half, "and half the steps per answer"))
-    table.append(
-        lever("twice the GPUs", "weights", msgspec.structs.replace(d, gpus=2 * d.gpus), note="twice the price")
-    )
+    if not d.exact or exact.can_split(d, 2 * d.gpus):
+        twice = msgspec.structs.replace(d, gpus=2 * d.gpus)
+        table.append(lever("twice the GPUs", "weights", twice, note="twice the price"))
     table.append(_speculation(d, batch, context, draft))
     table.append(_prefix(d, batch, context, hit_share))
     return sorted(table, key=lambda row: -row.throughput)
+
+
+def _term(cost: StepCost, term: str) -> float:
+    """Seconds of a term; exact mode has experts and head apart from the other weights."""
+    return sum(cost.terms.get(name, 0.0) for name in (("weights", "experts", "head") if term == "weights" else (term,)))
 
 
 def _windowed(shape: ModelShape, window: int) -> ModelShape | None:
@@ -94,6 +101,8 @@ def _speculation(d: Replica, batch: int, context: float, draft: Draft) -> Lever:
     plain = decode(d, batch, context)
 
     def verify(k: int) -> float:
+        if d.exact:
+            return exact.verification(d, batch, k, context) / plain.seconds
         read = streamed_weights(d, batch * (k + 1)) / d.beta + plain.terms["kv"]
         work = (plain.terms["arithmetic"] + plain.terms["attention"]) * (k + 1)
         return (max(read, work) + plain.terms["all_reduce"] + plain.terms["overhead"]) / plain.seconds

@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.roofline import exact
 from headway.roofline.collectives import AllReduce
 from headway.roofline.hardware import Hardware
 from headway.roofline.shape import ModelShape, kv_bytes, kv_read_bytes, nominal_bytes
@@ -30,6 +31,7 @@ class Replica(msgspec.Struct, frozen=True):
         split_cache: B7's min(n, n_kv) split of the cache (a tensor-parallel replica) instead of dividing by n.
         overhead: t_0, seconds of every step.
         skew: unevenness of expert routing (B8).
+        exact: steps, prefill and memory are those of exact mode (`exact.py`), whoever asks.
     """
 
     shape: ModelShape
@@ -43,6 +45,7 @@ class Replica(msgspec.Struct, frozen=True):
     split_cache: bool = False
     overhead: float = 0.0
     skew: float = 0.0
+    exact: bool = False
 
     @property
     def beta(self) -> float:
@@ -93,7 +96,7 @@ def deploy(
 def requantised(d: Replica, precision: str) -> Replica:
     """The same deployment with its weights in another format, and the arithmetic that goes with it."""
     after = deploy(d.shape, d.hardware, d.gpus, precision=precision)
-    return msgspec.structs.replace(after, all_reduce=d.all_reduce, overhead=d.overhead, skew=d.skew)
+    return msgspec.structs.replace(after, all_reduce=d.all_reduce, overhead=d.overhead, skew=d.skew, exact=d.exact)
 
 
 def attention_flops(shape: ModelShape, context: float) -> float:
@@ -125,10 +128,19 @@ def cache_seconds(d: Replica, context: float) -> float:
     return kv_read_bytes(d.shape, context) / d.beta
 
 
+def margins(d: Replica, context: float) -> tuple[float, float]:
+    """(t_K, t_F): seconds of reading and of arithmetic that one more sequence adds (B5)."""
+    if d.exact:
+        return exact.margins(d, context)
+    return cache_seconds(d, context), (2.0 * d.shape.n_active + attention_flops(d.shape, context)) / d.rate
+
+
 def decode(d: Replica, batch: float, context: float) -> StepCost:
     """One decode step of `batch` sequences at mean context `context` (B2, B3, B7)."""
     _positive("--batch", batch)
     not_negative("--context", context)
+    if d.exact:
+        return exact.decode(d, batch, context)
     terms = {
         "weights": streamed_weights(d, batch) / d.beta,
         "kv": batch * cache_seconds(d, context),
@@ -157,6 +169,8 @@ def prefill(d: Replica, tokens: float, mfu: float = 1.0, attention: bool = True,
     fresh = tokens - cached
     if not 0 <= cached < tokens:
         raise BadInput("--cached-tokens", f"{cached}; accepted: from 0 to below the prompt's {tokens} tokens")
+    if d.exact:
+        return exact.prefill(d, tokens, mfu, cached)
     pairs = prefill_flops(d.shape, tokens) - (prefill_flops(d.shape, cached) if cached else 0.0) if attention else 0.0
     terms = {
         "weights": streamed_weights(d, fresh) / d.beta,
