@@ -16,13 +16,14 @@ from __future__ import annotations
 import mmap
 import struct
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headway.core.errors import ModelFileError
-from headway.model.reading import map_file
+from headway.model.reading import forget_pages, map_file
 from headway.ops.weight import Weight, stored_bytes
 
 MAX_KEYS = 1 << 16
@@ -220,7 +221,9 @@ class _Reader:
             if offset < last_end:
                 raise self._fault(f"overlaps tensor {shown(last_name)}")
             last_name, last_end = name, offset + size
-            tensors[name] = Weight(name, shape, format, np.frombuffer(self._map, np.uint8, size, data_start + offset))
+            at = data_start + offset
+            data = np.frombuffer(self._map, np.uint8, size, at)
+            tensors[name] = Weight(name, shape, format, data, forget=partial(forget_pages, self._map, at, size))
         return tensors
 
     def _string(self, most: int) -> str:

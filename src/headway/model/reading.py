@@ -27,6 +27,14 @@ def map_file(path: Path) -> mmap.mmap:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+def forget_pages(mapping: mmap.mmap, start: int, size: int) -> None:
+    """Give the memory of [start, start + size) back to the system, which can read it again: what a process looked at in
+    a mapped file otherwise counts as its own. Pages shared with neighbours stay."""
+    first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + size) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > first and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
 def parse_json_object(text: bytes, where: str) -> dict[str, Any]:
     """A JSON object, with duplicate keys refused at every level.
 

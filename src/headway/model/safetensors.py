@@ -7,6 +7,7 @@ is not trusted: sizes are held against the real file before anything is allocate
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from headway.core.errors import ModelFileError
 from headway.model.gguf import shown
-from headway.model.reading import map_file, parse_json_object, read_json
+from headway.model.reading import forget_pages, map_file, parse_json_object, read_json
 from headway.ops.weight import Weight, stored_bytes
 
 MAX_HEADER = 16 << 20  # bytes; room for 100 000 tensors. Parsed JSON takes many times its text
@@ -56,7 +57,9 @@ def read_safetensors(path: Path) -> dict[str, Weight]:
                 f"{where}: ends at byte {end} of the data, which has {len(data) - start}; the file may be truncated"
             )
         filled = end
-        tensors[name] = Weight(name, shape, format, np.frombuffer(data, np.uint8, end - begin, start + begin))
+        stored = np.frombuffer(data, np.uint8, end - begin, start + begin)
+        forget = partial(forget_pages, data, start + begin, end - begin)
+        tensors[name] = Weight(name, shape, format, stored, forget=forget)
     if filled != len(data) - start:
         raise ModelFileError(f"{path}: {len(data) - start - filled} bytes after the last tensor belong to none")
     return tensors

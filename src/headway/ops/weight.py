@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +31,10 @@ def stored_bytes(format: str, shape: Sequence[int]) -> int:
     return math.prod(shape) // numbers * size
 
 
+def _keep() -> None:
+    """Data that lie in memory of their own."""
+
+
 @dataclass(frozen=True)
 class Weight:
     """A tensor of a checkpoint, still in its stored form (usually a view of the mapped file, so free to hold).
@@ -40,6 +44,7 @@ class Weight:
         shape: (out, in) of a matrix, (n,) of a vector.
         format: "f32", "f16", "bf16", or one of `BLOCKS`.
         data: uint8 [bytes], row-major, rows of a block format one after another.
+        forget: give the memory of the file's pages back, once the weight is prepared; they can be read again.
         part: which it plays in a step: "embed", "head", "attention", "mlp", "norm"; "" = not said.
     """
 
@@ -47,6 +52,7 @@ class Weight:
     shape: tuple[int, ...]
     format: str
     data: np.ndarray
+    forget: Callable[[], None] = _keep
     part: str = ""
 
     def dequantise(self) -> np.ndarray:

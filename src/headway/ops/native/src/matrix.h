@@ -22,6 +22,9 @@ namespace headway {
 
 enum class Storage { f32, f16, bf16, int8, int4 };
 
+// Runs body(i) for i in [0, n), possibly on several threads.
+using ForEach = std::function<void(int n, const std::function<void(int)>& body)>;
+
 struct Matrix {
   Storage storage;
   bool has_min = false;
@@ -38,6 +41,15 @@ struct Matrix {
   int zero() const { return has_min ? 0 : storage == Storage::int8 ? 128 : 8; }
   const uint8_t* tile(int t) const { return data.as(t * tile_bytes); }
 
+  size_t bytes() const { return (size_t)tiles() * tile_bytes; }
+
+  // Find depth and tile_bytes, and take memory for the data.
+  void lay_out();
+  // Of the data; the same on any number of threads.
+  uint64_t checksum(const ForEach& for_each) const;
+  // Fill the data from an open file, in parallel; false if it is too short or its checksum another.
+  bool read(int file, size_t offset, uint64_t expected, const ForEach& for_each);
+
   // Row n as floats [in]: an embedding look-up, and the oracle of the packing tests.
   void unpack_row(int n, float* row) const;
 };
@@ -46,9 +58,6 @@ struct Matrix {
 HW_INLINE size_t group_bytes(const Matrix& m, int inputs) {
   return (m.has_min ? 4 : 2) * TILE + (size_t)inputs * TILE / (m.storage == Storage::int8 ? 1 : 2);
 }
-
-// Runs body(i) for i in [0, n), possibly on several threads.
-using ForEach = std::function<void(int n, const std::function<void(int)>& body)>;
 
 // Pack a weight as stored in the file. source: "f32", "f16", "bf16" or a block format, `bytes` long.
 // target: "" keeps the stored precision, "int8" and "int4" quantise 16 and 32-bit weights in groups of `group`.

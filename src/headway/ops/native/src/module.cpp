@@ -28,6 +28,30 @@ Weights pack_matrix(Engine& engine, Array<uint8_t, 1> data, const std::string& f
   return std::make_shared<Matrix>(pack(data.data(), data.size(), format, out, in, target, group, engine.for_each()));
 }
 
+// What was packed before, from a file at `offset`; none if it is damaged. Only weights that were quantised at load.
+Weights read_matrix(Engine& engine, int file, size_t offset, const std::string& target, int group, int out, int in, float unit,
+                    uint64_t checksum) {
+  nb::gil_scoped_release release;
+  auto m = std::make_shared<Matrix>();
+  m->storage = target == "int8" ? Storage::int8 : Storage::int4;
+  m->group = group;
+  m->out = out;
+  m->in = in;
+  m->unit = unit;
+  m->lay_out();
+  return m->read(file, offset, checksum, engine.for_each()) ? m : nullptr;
+}
+
+uint64_t checksum(Engine& engine, const Matrix& m) {
+  nb::gil_scoped_release release;
+  return m.checksum(engine.for_each());
+}
+
+nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>> data_of(nb::object self) {
+  const Matrix& m = nb::cast<const Matrix&>(self);
+  return {m.data.as(), {m.bytes()}, self};
+}
+
 nb::ndarray<nb::numpy, float, nb::ndim<2>> unpack(const Matrix& m) {
   auto* floats = new std::vector<float>((size_t)m.out * m.in);
   nb::capsule owner(floats, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
@@ -103,7 +127,9 @@ NB_MODULE(_native, m) {
 
   nb::class_<Matrix>(m, "Matrix")
       .def_prop_ro("shape", [](const Matrix& w) { return std::make_pair(w.out, w.in); })
-      .def_prop_ro("nbytes", [](const Matrix& w) { return (size_t)w.tiles() * w.tile_bytes; })
+      .def_prop_ro("nbytes", &Matrix::bytes)
+      .def_prop_ro("data", &data_of)
+      .def_ro("unit", &Matrix::unit)
       .def_ro("finite", &Matrix::finite)
       .def("unpack", &unpack);
 
@@ -120,6 +146,8 @@ NB_MODULE(_native, m) {
       .def_prop_ro("kernels", [](const Engine& e) { return e.kernels.name; })
       .def_prop_ro("threads", [](const Engine& e) { return e.team.threads(); })
       .def("pack", &pack_matrix, "data"_a, "format"_a, "out"_a, "in"_a, "target"_a = "", "group"_a = 0)
+      .def("read", &read_matrix, "file"_a, "offset"_a, "target"_a, "group"_a, "out"_a, "in"_a, "unit"_a, "checksum"_a)
+      .def("checksum", &checksum, "matrix"_a)
       .def("allocate", &Engine::allocate, "groups"_a, "block_size"_a)
       .def("copy_blocks", &Engine::copy_blocks, "group"_a, "pairs"_a)
       .def("probe_bandwidth", &probe_bandwidth, "bytes"_a, "rounds"_a)
