@@ -34,6 +34,7 @@ def chat(
     backend: options.Backend = "auto",
     weights: options.Weights = "stored",
     group: options.Group = None,
+    pack_cache: options.PackCache = True,
 ) -> None:
     """Talk to a model; the history is kept, and each turn reuses the cache of the turns before.
 
@@ -56,6 +57,7 @@ def chat(
         "backend": backend,
         "weights": weights,
         "group": group,
+        "pack_cache": pack_cache,
     }
     with load_model(model, **chosen) as llm:
         _converse(_local(llm, params), start)

@@ -36,6 +36,7 @@ def generate(
     backend: options.Backend = "auto",
     weights: options.Weights = "stored",
     group: options.Group = None,
+    pack_cache: options.PackCache = True,
 ) -> None:
     """Complete prompts in batches; an interrupted run continues where it stopped."""
     from headway.cli import jobs
@@ -56,6 +57,7 @@ def generate(
         "backend": backend,
         "weights": weights,
         "group": group,
+        "pack_cache": pack_cache,
     }
     with load_model(model, quiet=json, **chosen) as llm:
         if work:

@@ -25,6 +25,9 @@ Group = Annotated[
     int | None,
     typer.Option(help="With --weights: numbers per scale, 16, 32, 64 or 128; default: 128 for int8, 32 for int4."),
 ]
+PackCache = Annotated[
+    bool, typer.Option(help="With --weights: keep the quantised weights on disk, so that the next start is quick.")
+]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 = greedy.")]
 ApiKeyFile = Annotated[

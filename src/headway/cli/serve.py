@@ -27,6 +27,7 @@ def serve(
     backend: options.Backend = "auto",
     weights: options.Weights = "stored",
     group: options.Group = None,
+    pack_cache: options.PackCache = True,
     max_rows: Annotated[int, typer.Option(help="Most requests that run at once.")] = 32,
     max_step_tokens: Annotated[int, typer.Option(help="Most new tokens in one step: the chunk budget.")] = 512,
     step_ms: Annotated[
@@ -70,6 +71,7 @@ def serve(
         max_model_len=max_model_len,
         weights=weights,
         group=group,
+        pack_cache=pack_cache,
         max_rows=max_rows,
         max_step_tokens=max_step_tokens,
         step_ms=step_ms,

@@ -25,7 +25,7 @@ from headway.engine.options import BACKENDS, EngineOptions
 from headway.engine.profile import saved_profile, step_time
 from headway.executor.model import ModelExecutor
 from headway.model.load import Model, ModelInfo, load
-from headway.model.source import DEFAULT_MODEL, Progress
+from headway.model.source import DEFAULT_MODEL, Progress, cache_folder
 from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend
@@ -112,7 +112,9 @@ class Engine:
         self._resources.close()
 
 
-def make_backend(name: str, threads: int, weights: str = "stored", group: int | None = None) -> Backend:
+def make_backend(
+    name: str, threads: int, weights: str = "stored", group: int | None = None, pack_cache: bool = False
+) -> Backend:
     """The backend called `name`; "auto" is native where its kernels were built, else reference, with a warning.
 
     Raises:
@@ -122,7 +124,8 @@ def make_backend(name: str, threads: int, weights: str = "stored", group: int | 
         raise BadInput("--backend", f"{name!r} is not one of {', '.join(BACKENDS)}")
     missing = native.why_not()
     if missing is None and name != "reference":
-        return NativeBackend(threads, weights, group)
+        folder = cache_folder() / "packed" if pack_cache and weights != "stored" else None
+        return NativeBackend(threads, weights, group, pack_cache=folder)
     if name == "native":
         raise BadInput("--backend", f"native cannot be used. {missing}")
     if weights != "stored":
@@ -154,7 +157,7 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
         HeadwayError: an option cannot be honoured, or the model's files are at fault.
     """
     threads = options.threads or usable_cores()
-    backend = make_backend(options.backend, threads, options.weights, options.group)
+    backend = make_backend(options.backend, threads, options.weights, options.group, options.pack_cache)
     if isinstance(backend, ReferenceBackend):
         _limit_blas(options.threads, threads)
     if options.deterministic and not backend.deterministic:

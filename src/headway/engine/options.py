@@ -26,6 +26,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         weights: "stored" as in the file, or "int8" or "int4": 16 and 32-bit matrices are quantised at load, embedding
             and output matrix to 8 bits (native backend only).
         group: weights that share a scale when quantised at load: 16, 32, 64 or 128; None = 128 for int8, 32 for int4.
+        pack_cache: keep weights that were quantised at load on disk, for the next start.
         threads: CPU threads; None = the cores this process may use. The reference backend sets them for numpy in the
             whole process.
         kv_cache_gib: GiB for the KV cache; None = from free memory.
@@ -48,6 +49,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     backend: str = "auto"
     weights: str = "stored"
     group: int | None = None
+    pack_cache: bool = True
     threads: int | None = None
     kv_cache_gib: float | None = None
     max_model_len: int | None = None

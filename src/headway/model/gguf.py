@@ -13,17 +13,13 @@ and all arithmetic is on Python integers, which do not overflow.
 
 from __future__ import annotations
 
-import mmap
 import struct
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from headway.core.errors import ModelFileError
-from headway.model.reading import forget_pages, map_file
+from headway.model.reading import MappedFile, Span
 from headway.ops.weight import Weight, stored_bytes
 
 MAX_KEYS = 1 << 16
@@ -90,7 +86,7 @@ class _Reader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._map: mmap.mmap = map_file(path)
+        self._map = MappedFile(path)
         self._size = len(self._map)
         self._at = 0
         self._where = "the header"  # what is being read, for errors
@@ -221,9 +217,8 @@ class _Reader:
             if offset < last_end:
                 raise self._fault(f"overlaps tensor {shown(last_name)}")
             last_name, last_end = name, offset + size
-            at = data_start + offset
-            data = np.frombuffer(self._map, np.uint8, size, at)
-            tensors[name] = Weight(name, shape, format, data, forget=partial(forget_pages, self._map, at, size))
+            span = Span(self._map, data_start + offset, size)
+            tensors[name] = Weight(name, shape, format, span.data(), span)
         return tensors
 
     def _string(self, most: int) -> str:

@@ -104,7 +104,8 @@ def load(source: str | Path, backend: Backend, progress: Progress | None = None,
     for role, weight in decoder.weights.items():
         before, part = backend.weight_bytes, decoder.parts[role]
         prepared[role] = backend.prepare(replace(weight, part=part))
-        weight.forget()
+        if weight.origin is not None:
+            weight.origin.forget()
         taken[part] += backend.weight_bytes - before
     return Model(info, groups, _shape(info, decoder, taken, groups), decoder.build(prepared))
 

@@ -2,37 +2,85 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
+import os
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from headway.core.errors import ModelFileError
 
 MAX_JSON_BYTES = 16 << 20  # an index of 100 000 tensors has 10 MB
 
+# What tells one file from another, beside its size and times.
+SAMPLED_HEAD = 1 << 20  # bytes
+SAMPLES, SAMPLE_BYTES = 256, 256
 
-def map_file(path: Path) -> mmap.mmap:
-    """Map a whole file read-only; nothing is read yet.
+
+class MappedFile:
+    """A whole file, mapped read-only: nothing is read until it is looked at. Indexed like bytes.
 
     Raises:
         ModelFileError: it is missing, empty, or no file.
     """
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except ValueError:
-        raise ModelFileError(f"{path}: the file is empty") from None
-    except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+    def __init__(self, path: Path) -> None:
+        try:
+            with path.open("rb") as file:
+                self._stat = os.fstat(file.fileno())
+                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            raise ModelFileError(f"{path}: the file is empty") from None
+        except OSError as error:
+            raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+    def __len__(self) -> int:
+        return len(self.map)
+
+    def __getitem__(self, part: slice) -> bytes:
+        return self.map[part]
+
+    @cached_property
+    def identity(self) -> str:
+        """Changes with the file's size, time of change, inode, or any of its sampled bytes: its header and tensor list,
+        and 256 more pieces. A change that keeps all these is not noticed."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(f"{len(self)} {self._stat.st_mtime_ns} {self._stat.st_dev} {self._stat.st_ino} ".encode())
+        digest.update(self.map[:SAMPLED_HEAD])
+        for piece in range(SAMPLES):
+            at = len(self) * piece // SAMPLES
+            digest.update(self.map[at : at + SAMPLE_BYTES])
+        digest.update(self.map[-SAMPLE_BYTES:])
+        return digest.hexdigest()
 
 
-def forget_pages(mapping: mmap.mmap, start: int, size: int) -> None:
-    """Give the memory of [start, start + size) back to the system, which can read it again: what a process looked at in
-    a mapped file otherwise counts as its own. Pages shared with neighbours stay."""
-    first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + size) // mmap.PAGESIZE * mmap.PAGESIZE
-    if end > first and hasattr(mmap, "MADV_DONTNEED"):
-        mapping.madvise(mmap.MADV_DONTNEED, first, end - first)
+@dataclass(frozen=True)
+class Span:
+    """Bytes [start, start + size) of a mapped file: where a weight lies."""
+
+    file: MappedFile
+    start: int
+    size: int
+
+    def data(self) -> np.ndarray:
+        """uint8 [size], a view."""
+        return np.frombuffer(self.file.map, np.uint8, self.size, self.start)
+
+    def forget(self) -> None:
+        """Give the memory back to the system, which can read it again: what a process looked at in a mapped file
+        otherwise counts as its own. Pages shared with neighbours stay."""
+        page = mmap.PAGESIZE
+        first, end = -(-self.start // page) * page, (self.start + self.size) // page * page
+        if end > first and hasattr(mmap, "MADV_DONTNEED"):
+            self.file.map.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+    def file_identity(self) -> str:
+        return self.file.identity
 
 
 def parse_json_object(text: bytes, where: str) -> dict[str, Any]:

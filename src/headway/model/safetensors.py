@@ -7,15 +7,12 @@ is not trusted: sizes are held against the real file before anything is allocate
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from headway.core.errors import ModelFileError
 from headway.model.gguf import shown
-from headway.model.reading import forget_pages, map_file, parse_json_object, read_json
+from headway.model.reading import MappedFile, Span, parse_json_object, read_json
 from headway.ops.weight import Weight, stored_bytes
 
 MAX_HEADER = 16 << 20  # bytes; room for 100 000 tensors. Parsed JSON takes many times its text
@@ -32,7 +29,7 @@ def read_safetensors(path: Path) -> dict[str, Weight]:
     Raises:
         ModelFileError: truncated, hostile, or of an unsupported dtype; names the tensor and the fault.
     """
-    data = map_file(path)
+    data = MappedFile(path)
     if len(data) < 8:
         raise ModelFileError(f"{path}: {len(data)} bytes are too few for a safetensors file; it is truncated")
     length = int.from_bytes(data[:8], "little")
@@ -57,9 +54,8 @@ def read_safetensors(path: Path) -> dict[str, Weight]:
                 f"{where}: ends at byte {end} of the data, which has {len(data) - start}; the file may be truncated"
             )
         filled = end
-        stored = np.frombuffer(data, np.uint8, end - begin, start + begin)
-        forget = partial(forget_pages, data, start + begin, end - begin)
-        tensors[name] = Weight(name, shape, format, stored, forget=forget)
+        span = Span(data, start + begin, end - begin)
+        tensors[name] = Weight(name, shape, format, span.data(), span)
     if filled != len(data) - start:
         raise ModelFileError(f"{path}: {len(data) - start - filled} bytes after the last tensor belong to none")
     return tensors

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -31,8 +32,21 @@ def stored_bytes(format: str, shape: Sequence[int]) -> int:
     return math.prod(shape) // numbers * size
 
 
-def _keep() -> None:
-    """Data that lie in memory of their own."""
+class Origin(Protocol):
+    """Where in a mapped file a weight's data lie."""
+
+    @property
+    def start(self) -> int:
+        """Byte of the file."""
+        ...
+
+    def forget(self) -> None:
+        """Give the memory of the file's pages back, once the weight is prepared; they can be read again."""
+        ...
+
+    def file_identity(self) -> str:
+        """The same text for the same file with the same contents, another if it was changed."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,7 +58,7 @@ class Weight:
         shape: (out, in) of a matrix, (n,) of a vector.
         format: "f32", "f16", "bf16", or one of `BLOCKS`.
         data: uint8 [bytes], row-major, rows of a block format one after another.
-        forget: give the memory of the file's pages back, once the weight is prepared; they can be read again.
+        origin: the part of a file that `data` is a view of, if it is.
         part: which it plays in a step: "embed", "head", "attention", "mlp", "norm"; "" = not said.
     """
 
@@ -52,7 +66,7 @@ class Weight:
     shape: tuple[int, ...]
     format: str
     data: np.ndarray
-    forget: Callable[[], None] = _keep
+    origin: Origin | None = None
     part: str = ""
 
     def dequantise(self) -> np.ndarray:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from headway.core.errors import BadInput, ModelFileError
 from headway.ops import native
 from headway.ops.blocks import BLOCKS
+from headway.ops.native.packed import PackCache
 from headway.ops.protocol import CacheLayout, Forward, Prepared, Program, Rope, StepBatch
 from headway.ops.weight import NOT_FINITE, Weight
 
@@ -45,6 +47,7 @@ class NativeBackend:
             embedding and the output matrix always to 8 bits.
         group: inputs per scale when quantising: 16, 32, 64 or 128; None = 128 for int8, 32 for int4.
         kv_dtype: "bf16" or "f32", how the cache is kept.
+        pack_cache: folder to keep what was quantised at load in, for the next start; None = nowhere.
         kernels: "avx512_bf16", "avx512", "avx2" or "scalar"; None = the best this machine runs.
 
     Raises:
@@ -62,6 +65,7 @@ class NativeBackend:
         group: int | None = None,
         kv_dtype: str = "bf16",
         kernels: str | None = None,
+        pack_cache: Path | None = None,
     ) -> None:
         if weights not in _TARGETS:
             raise BadInput("weights", f"{weights!r} is not one of {', '.join(_TARGETS)}")
@@ -80,6 +84,7 @@ class NativeBackend:
             raise BadInput("kernels", str(error)) from None
         self.kv_dtype_bytes = 4.0 if kv_dtype == "f32" else 2.0
         self._weights, self._group = weights, group
+        self._cache = None if pack_cache is None else PackCache(pack_cache, self._engine, f"{weights}, {group}")
         self._groups = 0
         self._bytes = dict.fromkeys(("int8", "bf16", "fp32"), 0)  # of weights, by what they are multiplied in
 
@@ -97,6 +102,11 @@ class NativeBackend:
         return sum(self._bytes.values())
 
     @property
+    def pack_cache_bytes(self) -> tuple[int, int]:
+        """Bytes of packed weights that were (read from, written to) the disk so far."""
+        return (0, 0) if self._cache is None else (self._cache.read, self._cache.written)
+
+    @property
     def math(self) -> str:
         return max(self._bytes, key=self._bytes.__getitem__)
 
@@ -112,20 +122,28 @@ class NativeBackend:
                 raise ModelFileError(f"tensor {weight.name}: {NOT_FINITE}")
             self._bytes["fp32"] += vector.nbytes
             return self._module.Vector(vector)
-        out, inputs = weight.shape
         target, group = "", 0
         if self._weights != "stored" and weight.format not in BLOCKS:
             target = "int8" if weight.part in _WIDE else self._weights
             group = self._group or _TARGETS[target]
+        cache = self._cache if target and weight.origin is not None else None
+        matrix = cache.find(weight, target, group) if cache is not None else None
+        if matrix is None:
+            matrix = self._pack(weight, target, group)
+            if cache is not None:
+                cache.keep(weight, target, group, matrix)
+        integer = target or weight.format in BLOCKS
+        self._bytes["int8" if integer else "fp32" if weight.format == "f32" else "bf16"] += matrix.nbytes
+        return matrix
+
+    def _pack(self, weight: Weight, target: str, group: int) -> Any:
         data = np.ascontiguousarray(weight.data.reshape(-1))
         try:
-            matrix = self._engine.pack(data, weight.format, out, inputs, target, group)
+            matrix = self._engine.pack(data, weight.format, *weight.shape, target, group)
         except ValueError as error:
             raise ModelFileError(f"tensor {weight.name}: {error}") from None
         if not matrix.finite:
             raise ModelFileError(f"tensor {weight.name}: {NOT_FINITE}")
-        integer = target or weight.format in BLOCKS
-        self._bytes["int8" if integer else "fp32" if weight.format == "f32" else "bf16"] += matrix.nbytes
         return matrix
 
     def allocate(self, layout: CacheLayout) -> None:
