@@ -3,8 +3,9 @@
     python benchmarks/memory.py [--json] [--models smollm2,1b-q4_0,...]
 
 Per model a process of its own loads it, fills a cache of 1024 tokens in chunks of 512, and decodes. Printed: peak
-resident memory less what the process had before loading (interpreter, libraries: stated apart), over the bytes of
-packed weights and cache; and the seconds to load: first, and again with quantised weights kept on disk.
+resident memory less what the process had before loading (interpreter, libraries, the file's header with its
+vocabulary: stated apart), over the bytes of packed weights and cache; and the seconds to load: first, and again with
+quantised weights kept on disk.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cpu import SUBJECTS, Subject, write_large
 
+from cpu import SUBJECTS, Subject, write_large
 from headway.engine.machine import usable_cores
-from headway.model.load import load
+from headway.model.load import describe, load
 from headway.model.source import DEFAULT_MODEL, resolve
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import CacheLayout, GroupBatch, StepBatch
@@ -55,7 +56,9 @@ def step(first: int, count: int, vocab: int, groups: int) -> StepBatch:
 
 def work(path: Path, subject: Subject, cache: Path) -> dict[str, Any]:
     """Load and serve, in this process."""
+    described = describe(path)
     base = resident("VmRSS")
+    del described  # loading makes another one in the same memory
     began = time.perf_counter()
     backend = NativeBackend(usable_cores(), weights=subject.weights, group=subject.group, pack_cache=cache)
     model = load(path, backend)

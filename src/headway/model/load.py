@@ -92,7 +92,7 @@ def load(source: str | Path, backend: Backend, progress: Progress | None = None,
 
     Raises:
         ModelFileError: as `describe`.
-        BadInput: as `describe`; also weights that are larger than `room`, before any is read.
+        BadInput: as `describe`; also weights that are larger than `room`, as stored (before any is read) or prepared.
     """
     info, decoder = _open(source, progress)
     if info.weight_bytes > room:
@@ -107,6 +107,10 @@ def load(source: str | Path, backend: Backend, progress: Progress | None = None,
         if weight.origin is not None:
             weight.origin.forget()
         taken[part] += backend.weight_bytes - before
+        if backend.weight_bytes > room:  # some formats take more room in the form that is computed with
+            raise BadInput(
+                "model", f"the weights of {info.name} take more than the {room / 2**30:.2f} GiB that are free"
+            )
     return Model(info, groups, _shape(info, decoder, taken, groups), decoder.build(prepared))
 
 
