@@ -214,7 +214,8 @@ def comparisons(measured: Measured) -> list[Comparison]:
         for point, one in points.items():
             if point == "memory":
                 limit = 1.15 * (one["weights"] + one["cache"])
-                rows.append(at_most(f"{model}, peak memory, GB", one["peak"] / 1e9, limit / 1e9))
+                more = {"without_mapped_files_gb": round(one["anonymous"] / 1e9, 3)}
+                rows.append(at_most(f"{model}, peak memory, GB", one["peak"] / 1e9, limit / 1e9, **more))
                 continue
             rows += against_peers(model, point, one)
             rows += against_roofs(model, point, one)

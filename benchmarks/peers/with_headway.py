@@ -149,16 +149,15 @@ class Headway:
         return {"seconds": [self.run([(self.long, 0, prompt(ROWS, tokens))])]}
 
     def decode(self, batch: int, context: int) -> Answer:
-        tables = self.tables if context == SHORT else [self.long]
-        if context not in self.filled:
-            for row, blocks in enumerate(tables):
-                ids = prompt(row if context == SHORT else ROWS, context)
-                for at in range(0, context, 512):
-                    self.run([(blocks, at, ids[at : at + 512])])
-            self.filled.add(context)
+        tables = dict(enumerate(self.tables[:batch])) if context == SHORT else {ROWS: self.long}
+        for row in tables.keys() - self.filled:
+            ids = prompt(row, context)
+            for at in range(0, context, 512):
+                self.run([(tables[row], at, ids[at : at + 512])])
+            self.filled.add(row)
         seconds, attention = [], []
         for n in range(STEPS):
-            seconds.append(self.run([(blocks, context + n, [1000 + n]) for blocks in tables[:batch]]))
+            seconds.append(self.run([(blocks, context + n, [1000 + n]) for blocks in tables.values()]))
             attention.append(self.program.seconds.get("attention", 0.0))
         return {"seconds": seconds, "attention": attention}
 
@@ -186,11 +185,13 @@ class Headway:
         return {"predicted": batch / time_model.predict(decode_step(self.model.shape, batch, context))}
 
     def memory(self) -> Answer:
-        """Bytes: the most this process ever held in memory, its weights, and its cache."""
+        """Bytes: the most this process ever held in memory, mapped files included; what it holds now without them; its
+        weights, and its cache."""
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         blocks = self.engine.first_free_block + BLOCKS
         return {
             "peak": int(status["VmHWM"].split()[0]) * 1024,
+            "anonymous": int(status["RssAnon"].split()[0]) * 1024,
             "weights": self.backend.weight_bytes,
             "cache": kv_bytes(self.model.groups, 1) * BLOCK * blocks,
         }

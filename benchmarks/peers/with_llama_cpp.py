@@ -55,13 +55,11 @@ class LlamaCpp:
 
     def decode(self, batch: int, context: int) -> Answer:
         """Sequence ROWS is the long one."""
-        every = range(ROWS) if context == SHORT else [ROWS]
-        if context not in self.filled:
-            for sequence in every:
-                for first in range(0, context, 512):
-                    self.step([(sequence, first, min(512, context - first))])
-            self.filled.add(context)
-        sequences = list(every)[:batch]
+        sequences = list(range(batch)) if context == SHORT else [ROWS]
+        for sequence in set(sequences) - self.filled:
+            for first in range(0, context, 512):
+                self.step([(sequence, first, min(512, context - first))])
+            self.filled.add(sequence)
         seconds = [self.step([(sequence, context + n, 1) for sequence in sequences]) for n in range(STEPS)]
         for sequence in sequences:
             llama_cpp.llama_memory_seq_rm(self.memory, sequence, context, -1)
