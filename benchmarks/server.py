@@ -5,8 +5,8 @@
     python benchmarks/server.py --model F --streams N --tokens N
 
 Prints one JSON object: tokens/s in process and served, CPU of each process, CPU per SSE chunk (built, and sent), and
-the event loop's lag and the slowest /health while 1 MB prompts arrive. The client only reads bytes; it parses nothing.
-On a machine that does other things, believe `server_cost_in_cpu` rather than `server_cost`, and look at `api_waited_ms`
+the event loop's lag and the slowest /health while texts of 600 kB arrive beside the streams. The client only reads
+bytes; it parses nothing. On a machine that does other things, believe `server_cost_in_cpu` rather than `server_cost`, and look at `api_waited_ms`
 first: how long the API process was ready to run and had no core.
 """
 
@@ -34,6 +34,7 @@ from headway.engine.messages import Delta  # noqa: E402
 from headway.serve.shapes import ChatChoice, Header  # noqa: E402
 from headway.serve.watch import parse  # noqa: E402
 
+WORDS = "the quick brown fox jumps over a lazy dog while seventeen ships sail to distant harbours "
 PROMPT = "Tell me a long story about a fox, number {}."
 
 
@@ -120,20 +121,26 @@ class Served:
                         key.fileobj.close()  # type: ignore[union-attr]
         return time.perf_counter() - begin, events
 
-    def lag_under_large_prompts(self, seconds: float = 5.0) -> dict[str, float]:
-        """p99 bucket of the loop's lag and the slowest /health while 1 MB prompts arrive one after the other."""
+    def lag_under_large_prompts(self, streams: int, seconds: float = 10.0) -> dict[str, float]:
+        """p99 bucket of the loop's lag and the slowest /health while streams run and two clients send texts of 600 kB:
+        too long for the context, which is known only once they are tokenised."""
         waited = waited_ms(self.process.pid)
         before = parse(self.get("/metrics").decode(), 0)
         stop = threading.Event()
 
         def send() -> None:
             while not stop.is_set():
-                connection = self.post({"prompt": "word " * 200_000, "max_tokens": 1})
+                connection = self.post({"prompt": WORDS * (600_000 // len(WORDS)), "max_tokens": 1})
                 while connection.recv(1 << 16):
                     pass
 
-        thread = threading.Thread(target=send)
-        thread.start()
+        def stream() -> None:
+            while not stop.is_set():
+                self.streams(streams, 64)
+
+        threads = [threading.Thread(target=work) for work in (send, send, stream)]
+        for thread in threads:
+            thread.start()
         slowest, end = 0.0, time.monotonic() + seconds
         while time.monotonic() < end:
             begin = time.monotonic()
@@ -141,7 +148,8 @@ class Served:
             slowest = max(slowest, time.monotonic() - begin)
             time.sleep(0.02)
         stop.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
         after = parse(self.get("/metrics").decode(), 1)
         name = "headway:event_loop_lag_seconds"
         counts = {le: count - before.buckets[name][le] for le, count in after.buckets[name].items()}
@@ -189,7 +197,7 @@ def main() -> None:
         if "in_process_tokens_per_s" in report:
             report["server_cost"] = 1 - report["served_tokens_per_s"] / report["in_process_tokens_per_s"]
             report["server_cost_in_cpu"] = (api + engine) / report["in_process_cpu_s"] - 1
-        report |= server.lag_under_large_prompts()
+        report |= server.lag_under_large_prompts(given.streams)
     finally:
         server.close()
     print(json.dumps({name: round(value, 3) for name, value in report.items()}, indent=1))
