@@ -6,8 +6,8 @@
 
 Prints one JSON object: tokens/s in process and served, CPU of each process, CPU per SSE chunk (built, and sent), and
 the event loop's lag and the slowest /health while texts of 600 kB arrive beside the streams. The client only reads
-bytes; it parses nothing. On a machine that does other things, believe `server_cost_in_cpu` rather than `server_cost`, and look at `api_waited_ms`
-first: how long the API process was ready to run and had no core.
+bytes; it parses nothing. On a machine that does other things, believe `server_cost_in_cpu` rather than `server_cost`,
+and look at `api_waited_ms` first: how long the API process was ready to run and had no core.
 """
 
 from __future__ import annotations
