@@ -4,9 +4,9 @@
     NativeProgram.run(batch)        --one call, no interpreter lock-->    logits
 
 Numbers: activations are float32 between operations. Integer weights meet activations rounded to 8 bits per token and
-group of 128; bfloat16 weights meet activations rounded to bfloat16 where the machine multiplies those. The cache holds
-bfloat16 (or float32). A row's result depends on nothing but the row: not on its neighbours, the chunk it came in, or
-the number of threads.
+group of the weight's; bfloat16 weights meet activations rounded to bfloat16 where the machine multiplies those. The
+cache holds bfloat16 (or float32). A row's result depends on nothing but the row: not on its neighbours, the chunk it
+came in, or the number of threads.
 """
 
 from __future__ import annotations

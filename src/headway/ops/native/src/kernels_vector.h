@@ -88,19 +88,41 @@ void rms_norm(const float* x, const float* weight, float eps, int n, float* out)
   }
 }
 
+struct Scale {
+  float factor;  // x = factor * q; NaN for a group with an infinity or NaN
+  int32_t step;  // of small groups, see HALF_STEP
+};
+
+// Small groups: the smallest step that fits. More than the largest one, some 1e35, counts as infinite.
+HW_INLINE Scale stepped_scale(float largest) {
+  const uint32_t fits = float_to_bits(largest / 127.0f), half = float_to_bits(HALF_STEP) & 0x7fffff;
+  const uint32_t rest = fits & 0x7fffff;
+  int power = (int)(fits >> 23) - 127 + (rest > half);
+  bool odd = rest > 0 && rest <= half;
+  if (power > LARGEST_STEP) return {NAN, NO_NUMBER};
+  if (power < SMALLEST_STEP) power = SMALLEST_STEP, odd = false;
+  return {bits_to_float((uint32_t)(power + 127) << 23) * (odd ? HALF_STEP : 1.0f), power * (1 << 23) + odd};
+}
+
+HW_INLINE Scale scale_of(float largest, bool stepped) {
+  if (!(largest < INFINITY)) return {NAN, NO_NUMBER};
+  if (stepped) return stepped_scale(largest);
+  return {largest < 1e-35f ? 0.0f : largest / 127.0f, 0};  // below, 127 / largest would overflow
+}
+
 // A group with an infinity or NaN gets the scale NaN, so its row's results are NaN and nothing is hidden.
 void quantise(const float* x, int begin, int end, Activations& a, int row) {
-  constexpr int32_t INFINITE = 0x7f800000;
+  const bool stepped = a.group <= LARGEST_STEPPED;
   int8_t* q = a.q + row * a.stride;
   for (int g = begin; g < end; g += a.group) {
     const float* p = x + (g - begin);
     const int n = (int)least(a.group, end - g);
     Simd::I bits = Simd::zero_i();
     for (int i = 0; i < n; i += Simd::W) bits = Simd::max_i(bits, Simd::magnitude_bits(load_part(p + i, n - i)));
-    const int32_t most = Simd::largest_i(bits);
-    const float largest = bits_to_float((uint32_t)most);
-    const bool broken = most >= INFINITE, tiny = largest < 1e-35f;  // below, 127 / largest would overflow
-    const Simd::F by = Simd::set1(broken || tiny ? 0.0f : 127.0f / largest);
+    const float largest = bits_to_float((uint32_t)Simd::largest_i(bits));
+    const Scale scale = scale_of(largest, stepped);
+    const bool broken = scale.factor != scale.factor;
+    const Simd::F by = Simd::set1(broken || scale.factor == 0 ? 0.0f : stepped ? 1.0f / scale.factor : 127.0f / largest);
     Simd::I sum = Simd::zero_i();
     for (int i = 0; i < round_up(n, SMALLEST_GROUP); i += Simd::W) {
       Simd::I v = Simd::zero_i();
@@ -110,8 +132,12 @@ void quantise(const float* x, int begin, int end, Activations& a, int row) {
     }
     const int32_t total = Simd::sum_i(sum);
     const size_t at = (size_t)row * a.groups() + g / a.group;
-    a.scale[at] = broken ? NAN : tiny ? 0.0f : largest / 127.0f;
-    a.sum[at] = a.scale[at] * (float)total;
+    if (stepped) {
+      a.step[at] = scale.step;
+    } else {
+      a.scale[at] = scale.factor;
+    }
+    a.sum[at] = scale.factor * (float)total;
     a.offset8[at] = -Simd::ZERO8 * total;
     a.offset4[at] = -8 * total;
   }

@@ -62,6 +62,10 @@ void scatter(const Matrix& m, const uint8_t* codes, int inputs, int lane, uint8_
   }
 }
 
+// The kernels multiply by adding to exponents, so no scale is 0: such a group has codes of 0 instead.
+constexpr uint16_t SMALLEST_SCALE = 1;
+bool is_zero(uint16_t half) { return (half & 0x7fff) == 0; }
+
 // The packing functions fill one tile and say whether all its weights are finite.
 bool pack_blocks(const Source& source, const Matrix& m, int tile, uint8_t* to) {
   const BlockFormat& format = *source.blocks;
@@ -81,6 +85,10 @@ bool pack_blocks(const Source& source, const Matrix& m, int tile, uint8_t* to) {
         uint16_t* of_tile = reinterpret_cast<uint16_t*>(at);
         finite &= std::isfinite(scales[g]) && std::isfinite(minima[g]);
         of_tile[lane] = float_to_f16(scales[g] * by);
+        if (is_zero(of_tile[lane])) {
+          of_tile[lane] = SMALLEST_SCALE;
+          memset(codes + g * m.group, m.zero(), m.group);
+        }
         if (m.has_min) of_tile[TILE + lane] = float_to_f16(minima[g] * by);
         scatter(m, codes + g * m.group, m.group, lane, at + header);
       }
@@ -144,6 +152,7 @@ bool pack_quantising(const Source& source, const Matrix& m, int tile, uint8_t* t
       for (int i = 0; i < used; ++i) weights[i] *= by;
       for (int i = used; i < inputs; ++i) weights[i] = 0;
       quantise_group(weights, inputs, limit, codes, &scales[lane]);
+      if (is_zero(scales[lane])) scales[lane] = SMALLEST_SCALE;  // the codes stand for 0
       scatter(m, codes, inputs, lane, to + sizeof scales);
     }
     memcpy(to, scales, sizeof scales);

@@ -7,7 +7,7 @@
 //   bf16   bfloat16 [in/2][32][2]        f16  float16 [in][32]        f32  float [in][32]
 //
 // A weight is scale * (code - zero) * unit, zero = 128 (int8) or 8 (int4); with minima (scale * code + minimum) * unit.
-// The last group of a row may be shorter; inputs are padded to a multiple of 16 with weights of zero effect.
+// No scale is 0: a group of zeros has codes of 0. The last group of a row may be shorter; inputs are padded to a multiple of 16 with weights of zero effect.
 // Codes with minima start at 0, and 8-bit ones are at most 127: so dot products need no correction for a zero.
 // Scales are float16, so plain scales of GGUF files are kept bit by bit, and products of two numbers (K formats) are
 // rounded to 11 bits; `unit`, a power of two, keeps those and the scales of tensors quantised here inside its range.

@@ -13,7 +13,7 @@ constexpr int ROWS_AT_ONCE = 256;  // token rows of one linear task: their activ
 void EmbedOp::run(Step& step, Worker& worker) const {
   const int width = table->in;
   float* rows = step.floats(out);
-  step.share(worker, step.batch.tokens, [&](int t) { table->unpack_row(step.batch.ids[t], rows + (size_t)t * width); });
+  step.share_runs(worker, step.batch.tokens, [&](int t) { table->unpack_row(step.batch.ids[t], rows + (size_t)t * width); });
 }
 
 void NormOp::run(Step& step, Worker& worker) const {
@@ -22,7 +22,7 @@ void NormOp::run(Step& step, Worker& worker) const {
   const bool keep = value.forms & FLOATS;
   float* kept = step.floats(out);
   if (!keep) worker.scratch->grow(value.width * sizeof(float));
-  step.share(worker, step.rows(out), [&](int row) {
+  step.share_runs(worker, step.rows(out), [&](int row) {
     float* to = keep ? kept + (size_t)row * value.width : worker.scratch->as<float>();
     step.engine.kernels.rms_norm(in + (size_t)row * value.width, weight->data(), eps, value.width, to);
     step.convert(out, row, to, 0, value.width, value.forms);
@@ -34,7 +34,7 @@ void ConvertOp::run(Step& step, Worker& worker) const {
   const float* in = step.floats(x);
   // Few rows are cut at groups, so that one token's conversion keeps all threads busy.
   const int groups = (int)ceil_div(width, LARGEST_GROUP), pieces = rows < 8 ? (int)least(groups, 8) : 1;
-  step.share(worker, rows * pieces, [&](int task) {
+  step.share_runs(worker, rows * pieces, [&](int task) {
     const int row = task / pieces, piece = task % pieces;
     const int begin = groups * piece / pieces * LARGEST_GROUP;
     const int end = (int)least((int64_t)groups * (piece + 1) / pieces * LARGEST_GROUP, width);
@@ -120,7 +120,7 @@ void GateUpOp::run(Step& step, Worker& worker) const {
 void AnglesOp::run(Step& step, Worker& worker) const {
   const int pairs = (int)inv_freq.size();
   float* table = step.floats(out);
-  step.share(worker, step.batch.tokens, [&](int t) {
+  step.share_runs(worker, step.batch.tokens, [&](int t) {
     float* row = table + (size_t)t * 2 * pairs;
     for (int i = 0; i < pairs; ++i) {
       const double angle = (float)step.batch.positions[t] * inv_freq[i];  // the product rounded as float, like the reference
@@ -132,14 +132,19 @@ void AnglesOp::run(Step& step, Worker& worker) const {
 
 namespace {
 
-void rotate(const float* x, const float* angles, int pairs, bool interleaved, int width, float* out) {
+template <bool INTERLEAVED>
+void rotate_pairs(const float* __restrict x, const float* __restrict angles, int pairs, float* __restrict out) {
   const float *cosines = angles, *sines = angles + pairs;
   for (int i = 0; i < pairs; ++i) {
-    const int a = interleaved ? 2 * i : i, b = interleaved ? 2 * i + 1 : i + pairs;
+    const int a = INTERLEAVED ? 2 * i : i, b = INTERLEAVED ? 2 * i + 1 : i + pairs;
     const float first = x[a], second = x[b];
     out[a] = first * cosines[i] - second * sines[i];
     out[b] = second * cosines[i] + first * sines[i];
   }
+}
+
+void rotate(const float* x, const float* angles, int pairs, bool interleaved, int width, float* out) {
+  (interleaved ? rotate_pairs<true> : rotate_pairs<false>)(x, angles, pairs, out);
   for (int i = 2 * pairs; i < width; ++i) out[i] = x[i];
 }
 
@@ -178,7 +183,7 @@ void RopeOp::run(Step& step, Worker& worker) const {
   const float *queries = step.floats(q), *keys = step.floats(k), *values = step.floats(v), *table = step.floats(angles);
   float* rotated = step.floats(out);
   worker.scratch->grow(key_width * sizeof(float));
-  step.share(worker, step.batch.tokens * heads, [&](int task) {
+  step.share_runs(worker, step.batch.tokens * heads, [&](int task) {
     const int t = task / heads, h = task % heads;
     const float* turn = table + (size_t)t * 2 * pairs;
     for (int g = h * per_head; g < (h + 1) * per_head; ++g) {
@@ -198,7 +203,7 @@ void GatherOp::run(Step& step, Worker& worker) const {
   const size_t width = step.values[x].width;
   const float* from = step.floats(x);
   float* to = step.floats(out);
-  step.share(worker, step.batch.logit_rows, [&](int r) {
+  step.share_runs(worker, step.batch.logit_rows, [&](int r) {
     memcpy(to + r * width, from + step.batch.logit_index[r] * width, width * sizeof(float));
   });
 }

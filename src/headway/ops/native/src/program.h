@@ -138,6 +138,15 @@ struct Step {
     };
     engine.team.share(worker.id, worker.phase, n, body, fetch);
   }
+
+  // The same for small bodies: in runs, since a shared counter costs as much as some of them.
+  template <class Body>
+  void share_runs(Worker& worker, int n, Body&& body) {
+    const int run = (int)most(1, n / (8 * engine.team.threads()));
+    share(worker, (int)ceil_div(n, run), [&](int task) {
+      for (int i = task * run; i < least(n, (int64_t)(task + 1) * run); ++i) body(i);
+    });
+  }
 };
 
 using Weights = std::shared_ptr<const Matrix>;
