@@ -45,6 +45,7 @@ SUPPORTED = ", ".join(sorted(name.upper() for name in FORMAT_OF_TYPE.values()))
 # Metadata type number -> struct code of a scalar; strings and arrays are apart.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 BOOL, STRING, ARRAY = 7, 8, 9
+LENGTH = struct.Struct("<Q")  # of a string
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,26 @@ class _Reader:
         if kind in SCALARS:
             return self._scalars(kind, count)
         if kind == STRING:
-            return [self._string(MAX_STRING) for _ in range(count)]
+            return self._strings(count)
         return [self._value(kind, depth + 1) for _ in range(count)]
+
+    def _strings(self, count: int) -> list[str]:
+        """As `_string`, `count` times: vocabularies have hundreds of thousands."""
+        texts, data, at, end, length_at = [], self._map.map, self._at, self._size - 8, LENGTH.unpack_from
+        for _ in range(count):
+            length = length_at(data, at)[0] if at <= end else MAX_STRING + 1
+            raw = data[at + 8 : at + 8 + length] if length <= MAX_STRING else b""
+            try:
+                text = raw.decode()
+            except UnicodeDecodeError:
+                text = ""
+            if len(raw) != length or (raw and not text):  # let `_string` say what is wrong
+                self._at = at
+                text = self._string(MAX_STRING)
+            texts.append(text)
+            at += 8 + length
+        self._at = at
+        return texts
 
     def _scalars(self, kind: int, count: int) -> list[Any]:
         code = SCALARS[kind]

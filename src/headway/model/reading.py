@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import mmap
 import os
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +23,8 @@ MAX_JSON_BYTES = 16 << 20  # an index of 100 000 tensors has 10 MB
 SAMPLED_HEAD = 1 << 20  # bytes
 SAMPLES, SAMPLE_BYTES = 256, 256
 
+MADV_POPULATE_READ = 22  # Linux 5.14
+
 
 class MappedFile:
     """A whole file, mapped read-only: nothing is read until it is looked at. Indexed like bytes.
@@ -30,6 +34,7 @@ class MappedFile:
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         try:
             with path.open("rb") as file:
                 self._stat = os.fstat(file.fileno())
@@ -70,6 +75,21 @@ class Span:
     def data(self) -> np.ndarray:
         """uint8 [size], a view."""
         return np.frombuffer(self.file.map, np.uint8, self.size, self.start)
+
+    def fetch(self) -> None:
+        """Have the bytes at hand, in one call instead of thousands of page faults: packing takes half as long.
+
+        Raises:
+            ModelFileError: the file cannot be read there any more.
+        """
+        if not sys.platform.startswith("linux"):
+            return
+        first = self.start // mmap.PAGESIZE * mmap.PAGESIZE
+        try:
+            self.file.map.madvise(MADV_POPULATE_READ, first, self.start + self.size - first)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a Linux before 5.14 does not know it, and has page faults instead
+                raise ModelFileError(f"{self.file.path}: cannot be read: {error.strerror}") from None
 
     def forget(self) -> None:
         """Give the memory back to the system, which can read it again: what a process looked at in a mapped file

@@ -40,6 +40,10 @@ class Origin(Protocol):
         """Byte of the file."""
         ...
 
+    def fetch(self) -> None:
+        """Have the bytes at hand, in one call instead of thousands of page faults while they are read."""
+        ...
+
     def forget(self) -> None:
         """Give the memory of the file's pages back, once the weight is prepared; they can be read again."""
         ...

@@ -137,6 +137,8 @@ class NativeBackend:
         return matrix
 
     def _pack(self, weight: Weight, target: str, group: int) -> Any:
+        if weight.origin is not None:
+            weight.origin.fetch()
         data = np.ascontiguousarray(weight.data.reshape(-1))
         try:
             matrix = self._engine.pack(data, weight.format, *weight.shape, target, group)
