@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from cpu import SUBJECTS, Subject, write_large
+from cpu import SUBJECTS, Subject
 from headway.engine.machine import usable_cores
 from headway.model.load import describe, load
 from headway.model.source import DEFAULT_MODEL, resolve
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import CacheLayout, GroupBatch, StepBatch
 from headway.roofline.shape import kv_bytes
+from peers.checkpoints import gguf_file
 
 BLOCK, TOKENS, CHUNK, STEPS = 32, 1024, 512, 8
 BAR = 1.15
@@ -101,7 +102,7 @@ def main() -> None:
             kind = SUBJECTS[key].file
             path = resolve(DEFAULT_MODEL) if kind == "smollm2" else (arguments.files or Path(folder)) / f"{kind}.gguf"
             if not path.exists():
-                write_large(path, kind)
+                gguf_file(path, kind)
             for _ in range(1 if SUBJECTS[key].weights == "stored" else 2):
                 command = [sys.executable, __file__, "--worker", str(path), key, f"{folder}/packed"]
                 found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
