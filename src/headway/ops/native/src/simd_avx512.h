@@ -64,9 +64,10 @@ struct Simd {
   HW_INLINE I high_nibbles(I a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
 
   // acc[lane] += sum of 4 products weight (unsigned) * activation (signed)
-  // As assembly, because GCC 12 copies the accumulators of the intrinsic around, and then runs out of registers.
+  // As assembly, because GCC 12 copies the accumulators of the intrinsic around, and then runs out of registers; volatile,
+  // like the prefetch below, because it would gather the prefetches of a group, and in bursts they stall.
   HW_INLINE I dot8(I acc, I weights, I activations) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(weights), "v"(activations));
+    asm volatile("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(weights), "v"(activations));
     return acc;
   }
   HW_INLINE I dot4(I acc, I weights, I activations) { return dot8(acc, weights, activations); }
@@ -86,7 +87,7 @@ struct Simd {
   HW_INLINE void store_bf16(uint16_t* p, F a) { store_rounded<Simd>(p, a); }
 #endif
   HW_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
-  HW_INLINE void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T2); }
+  HW_INLINE void prefetch_far(const void* p) { asm volatile("prefetcht2 %0" : : "m"(*(const char*)p)); }
 };
 
 }  // namespace
