@@ -154,8 +154,9 @@ def test_prompts_are_not_taken_for_messages(tmp_path: Path, line: str, sentence:
 
 
 def test_ctrl_c_ends_generate_with_its_own_code() -> None:
-    command = [*HEADWAY, "generate", "--prompt", "Once upon a time", "--max-tokens", "3000", "--kv-cache-gib", "0.2"]
-    with subprocess.Popen([*command, "--temperature", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    endless = ["--prompt", "1, 2, 3, 4, 5,", "--max-tokens", "8000"]  # greedy, it goes on counting
+    command = [*HEADWAY, "generate", *endless, "--kv-cache-gib", "0.4"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         assert os.read(process.stdout.fileno(), 1)
         process.send_signal(signal.SIGINT)

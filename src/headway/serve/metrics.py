@@ -147,7 +147,7 @@ class Metrics:
 
     def fold(self, event: events.AnyEvent | HttpDone | LoopLag) -> None:
         if isinstance(event, events.Event):
-            self.totals(event)  # type: ignore[arg-type]  # every event is one of AnyEvent
+            self.totals(event)
         handler = self._folds.get(type(event))
         if handler is not None:  # of the others only the sums matter
             handler(event)
