@@ -135,6 +135,7 @@ def _shape(info: ModelInfo, decoder: Decoder, taken: Mapping[str, int], groups: 
         tied=config.tied,
         context=config.context_length,
         weight_format=max(info.formats, key=info.formats.__getitem__),
+        head_format=decoder.weights["embed" if config.tied else "head"].format,
     )
 
 

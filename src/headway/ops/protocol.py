@@ -166,6 +166,11 @@ class Backend(Protocol):
         """Number format it multiplies most weights in, as hardware profiles name them: "fp32", "bf16", "int8"."""
         ...
 
+    def held_as(self, format: str, head: bool = False) -> str:
+        """The format in which it computes with a matrix stored in `format`, as step-time profiles name it. head: it is
+        the output matrix."""
+        ...
+
     @property
     def weight_bytes(self) -> int:
         """Bytes held by the weights prepared so far."""

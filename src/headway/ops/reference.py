@@ -47,6 +47,10 @@ class ReferenceBackend:
         self.caches: dict[int, LayerCache] = {}
         self.weight_bytes = 0
 
+    def held_as(self, format: str, head: bool = False) -> str:
+        """Everything is float32."""
+        return "f32"
+
     def prepare(self, weight: Weight) -> np.ndarray:
         """Dequantise to float32 of the same shape. BLAS would copy a misaligned view at every use: copy it once."""
         prepared = np.require(weight.dequantise(), np.float32, ["C", "A"])

@@ -63,6 +63,7 @@ def shape_from_gguf(
         head_width=head, params=params, stored=stored, groups=groups, tied=tied,
         moe=_moe(params, tensors, experts, number) if experts else None,
         context=number("context_length", 1), weight_format=_commonest(tensors),
+        head_format=_format(tensors.get("output.weight", tensors["token_embd.weight"])[1]),
     )  # fmt: skip
 
 
@@ -107,8 +108,11 @@ def _commonest(tensors: Mapping[str, tuple[Sequence[int], str]]) -> str:
     numbers: dict[str, int] = {}
     for shape, kind in tensors.values():
         numbers[kind.lower()] = numbers.get(kind.lower(), 0) + prod(shape)
-    most = max(numbers, key=lambda kind: numbers[kind])
-    return {"f16": "fp16", "f32": "fp32"}.get(most, most)
+    return _format(max(numbers, key=lambda kind: numbers[kind]))
+
+
+def _format(kind: str) -> str:
+    return {"f16": "fp16", "f32": "fp32"}.get(kind.lower(), kind.lower())
 
 
 def _groups(

@@ -18,11 +18,13 @@ import msgspec
 import numpy as np
 
 from headway.core.errors import BadInput
+from headway.roofline.fit import Fit
 from headway.roofline.hardware import Hardware
 
 READ_BYTES = 256 << 20  # larger than any cache, so that reads reach memory
 MATRIX = 2048
 TRIES = 5
+VERSION = 2  # of the profile file; 1 had no fits
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -33,6 +35,9 @@ class Profile(msgspec.Struct, frozen=True):
         memory: bytes the engine may use.
         read_bandwidth: bytes/s by number of reading threads (as text, JSON's keys).
         rates: FLOP/s by number format: fp32 through numpy's BLAS, others through Headway's own kernels.
+        fits: what Headway's own steps reach of these, by backend and the format it holds weights in; empty: only bounds
+            can be told.
+        version: of the file's layout.
     """
 
     name: str
@@ -41,6 +46,8 @@ class Profile(msgspec.Struct, frozen=True):
     memory: float
     read_bandwidth: dict[str, float]
     rates: dict[str, float]
+    fits: dict[str, dict[str, Fit]] = {}
+    version: int = VERSION
 
     @property
     def bandwidth(self) -> float:
@@ -157,7 +164,10 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
         BadInput: no such file, or not a profile.
     """
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Profile)
+        raw = msgspec.json.decode(Path(path).read_bytes())
+        if isinstance(raw, dict) and "read_bandwidth" in raw and raw.get("version") != VERSION:
+            raise BadInput("profile", f"{path} was written by another version of Headway; run `headway probe` again")
+        return msgspec.convert(raw, type=Profile)
     except OSError as error:
         raise BadInput("profile", f"{path}: {error.strerror}; make one with `headway probe`") from None
     except msgspec.MsgspecError as error:

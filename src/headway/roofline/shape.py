@@ -138,6 +138,7 @@ class ModelShape(msgspec.Struct, frozen=True):
         moe: routed experts, None if dense.
         context: longest context its positions were made for; 0 = not said.
         weight_format: storage format of most weights ("bf16", "fp8", "int4"...).
+        head_format: storage format of the output matrix; "" = as most.
     """
 
     name: str
@@ -155,6 +156,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     moe: MoE | None = None
     context: int = 0
     weight_format: str = "bf16"
+    head_format: str = ""
 
     @property
     def n_params(self) -> float:

@@ -29,7 +29,13 @@ class Efficiency(msgspec.Struct, frozen=True):
     Attributes:
         stream, stream_experts, stream_cache: share of peak bandwidth reading weights, experts, KV cache (MBU).
         linear, experts, attention, prefill_attention: share of peak arithmetic (MFU).
+        head_stream, head_linear: the shares in the output head, where it is held in another format; 0 = as the body's.
+        ceiling: bytes/s at which kernels read weights at most, however fast memory is (so many reads can be in flight);
+            0 = no such limit.
+        overlap: how much of a class's smaller side hides behind its larger one: 1 = all (a roofline), 0 = they add up.
         step, layer, row, token: seconds added per step, per layer, per row of the batch, per new token.
+        element: seconds added per new token, layer and unit of width: norms, rotation, rounding.
+        logit: seconds added per logit row and vocabulary entry: drawing a token.
     """
 
     stream: float = 1.0
@@ -39,10 +45,16 @@ class Efficiency(msgspec.Struct, frozen=True):
     experts: float = 1.0
     attention: float = 1.0
     prefill_attention: float = 1.0
+    head_stream: float = 0.0
+    head_linear: float = 0.0
+    ceiling: float = 0.0
+    overlap: float = 1.0
     step: float = 0.0
     layer: float = 0.0
     row: float = 0.0
     token: float = 0.0
+    element: float = 0.0
+    logit: float = 0.0
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -58,6 +70,64 @@ class Layout(msgspec.Struct, frozen=True):
     gpus: int = 1
     attention_dp: int = 1
     imbalance: float = 1.0
+
+
+# Classes of work: the name of the term that reads, and of the one that multiplies.
+TERMS = (
+    ("weights", "arithmetic"), ("experts", "expert_arithmetic"), ("head", "head_arithmetic"), ("kv", "attention"),
+    ("prefill_kv", "prefill_attention"),
+)  # fmt: skip
+
+
+class StepWork(msgspec.Struct, frozen=True):
+    """What a step has to do, in amounts that no machine changes.
+
+    Attributes:
+        bytes, flops: read and multiplied by each class of work, in the order of `TERMS`.
+        layers, rows, tokens, elements, logits: what overheads are counted by; see `Efficiency`.
+    """
+
+    bytes: tuple[float, ...]
+    flops: tuple[float, ...]
+    layers: int
+    rows: int
+    tokens: int
+    elements: float
+    logits: float
+
+    def sides(self, pi: float, beta: float, e: Efficiency) -> tuple[tuple[float, float], ...]:
+        """(seconds of reading, seconds of arithmetic) of each class, each at its own rate and alone."""
+        stream, head = beta * e.stream, beta * (e.head_stream or e.stream)
+        if e.ceiling:
+            stream, head = both(stream, e.ceiling), both(head, e.ceiling)
+        cache = beta * e.stream_cache
+        rates = (stream, beta * e.stream_experts, head, cache, cache)
+        shares = (e.linear, e.experts, e.head_linear or e.linear, e.attention, e.prefill_attention)
+        return tuple(
+            (read / rate, flops / (pi * share))
+            for read, rate, flops, share in zip(self.bytes, rates, self.flops, shares, strict=True)
+        )
+
+    def overhead(self, e: Efficiency) -> float:
+        """Seconds besides."""
+        return (
+            e.step + e.layer * self.layers + e.row * self.rows + e.token * self.tokens + e.element * self.elements
+            + e.logit * self.logits
+        )  # fmt: skip
+
+    def seconds(self, pi: float, beta: float, e: Efficiency) -> float:
+        """The estimate, communication apart."""
+        return joined(self.sides(pi, beta, e), e.overlap) + self.overhead(e)
+
+
+def both(rate: float, limit: float) -> float:
+    """A rate that two things limit: nearly the lower one, 16 % below it where they are equal."""
+    return (rate**-4 + limit**-4) ** -0.25
+
+
+def joined(sides: Iterable[tuple[float, float]], overlap: float) -> float:
+    """Seconds of all classes one after another: of each its larger side, and what is not hidden of the smaller."""
+    return sum(max(side) + (1.0 - overlap) * min(side) for side in sides)
 
 
 class StepCost(msgspec.Struct, frozen=True):
@@ -166,33 +236,38 @@ class StepTime:
         """The step with its terms: what each part costs, and which side binds."""
         if step.tokens <= 0:
             return StepCost(0.0, "memory", {"overhead": 0.0})
-        e = self.efficiency or BOUND
-        pi, beta = self._pi, self._beta
+        work = self.work(step)
+        reduce = self._communication(step.tokens)
+        sides = work.sides(self._pi, self._beta, self.efficiency or BOUND)
+        memory = compute = 0.0
+        terms: dict[str, float] = {}
+        for (read_name, work_name), (read, arithmetic) in zip(TERMS, sides, strict=True):
+            memory += read
+            compute += arithmetic
+            if read:
+                terms[read_name] = read
+            if arithmetic:
+                terms[work_name] = arithmetic
+        overhead = 0.0
+        roof = max(memory, compute)
+        if self.efficiency is not None:
+            overhead = work.overhead(self.efficiency)
+            roof = joined(sides, self.efficiency.overlap)
+        terms |= {"all_reduce": reduce, "overhead": overhead}
+        return StepCost(roof + reduce + overhead, "memory" if memory >= compute else "compute", terms)
+
+    def work(self, step: StepShape) -> StepWork:
+        """What the step has to do on one GPU."""
         touched = self._touched(step.tokens)
         decode_bytes, decode_flops, chunk_bytes, chunk_flops = self._attention(step)
         head = 1.0 if step.logit_rows else 0.0
-        classes = (  # name of bytes' term, bytes/beta, name of FLOPs' term, FLOPs/pi
-            ("weights", self._linear_bytes / (beta * e.stream),
-             "arithmetic", self._linear_flops * step.tokens / (pi * e.linear)),
-            ("experts", self._expert_bytes * touched / (beta * e.stream_experts),
-             "expert_arithmetic", self._expert_flops * step.tokens / (pi * e.experts)),
-            ("head", self._head_bytes * head / (beta * e.stream),
-             "head_arithmetic", self._head_flops * step.logit_rows / (pi * e.linear)),
-            ("kv", decode_bytes / (beta * e.stream_cache), "attention", decode_flops / (pi * e.attention)),
-            ("prefill_kv", chunk_bytes / (beta * e.stream_cache),
-             "prefill_attention", chunk_flops / (pi * e.prefill_attention)),
+        return StepWork(
+            (self._linear_bytes, self._expert_bytes * touched, self._head_bytes * head, decode_bytes, chunk_bytes),
+            (self._linear_flops * step.tokens, self._expert_flops * step.tokens, self._head_flops * step.logit_rows,
+             decode_flops, chunk_flops),
+            self.shape.layers, step.rows, step.tokens, float(step.tokens) * self.shape.layers * self.shape.d_model,
+            float(step.logit_rows) * self.shape.vocab,
         )  # fmt: skip
-        memory = compute = by_class = 0.0
-        for _, read, _, work in classes:
-            memory += read
-            compute += work
-            by_class += read if read > work else work
-        reduce = self._communication(step.tokens)
-        overhead = e.step + e.layer * self.shape.layers + e.row * step.rows + e.token * step.tokens
-        roof = by_class if self.efficiency else max(memory, compute)
-        terms = {name: value for read, a, work, b in classes for name, value in ((read, a), (work, b)) if value}
-        terms |= {"all_reduce": reduce, "overhead": overhead}
-        return StepCost(roof + reduce + overhead, "memory" if memory >= compute else "compute", terms)
 
     def _touched(self, tokens: int) -> float:
         moe = self.shape.moe

@@ -110,6 +110,12 @@ class NativeBackend:
     def math(self) -> str:
         return max(self._bytes, key=self._bytes.__getitem__)
 
+    def held_as(self, format: str, head: bool = False) -> str:
+        """A matrix stored in `format` is held so; head: it is the output matrix."""
+        if self._weights == "stored" or format not in ("f32", "f16", "bf16"):
+            return format
+        return "int8" if head else self._weights
+
     def prepare(self, weight: Weight) -> Prepared:
         """Pack a matrix for the kernels, on all threads; a vector becomes float32.
 

@@ -1,0 +1,88 @@
+"""Made-up models that a machine's profile is fitted on: real widths, few layers, any weight format.
+
+Two sizes, because one cannot tell what a step costs per layer from what it costs per byte. Weights are zeros: kernels
+take as long for them as for any others, and zeros are valid in every format.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from headway.engine.trial import Point, Trial, observe
+from headway.model import llama
+from headway.ops.protocol import Backend
+from headway.ops.weight import Weight, stored_bytes
+from headway.roofline.fit import Fit, Observation, fit
+from headway.roofline.hardware import Hardware
+from headway.roofline.shape import ByRole, ModelShape
+from headway.roofline.step import StepTime
+
+_SHARED = {"context_length": 2048, "norm_eps": 1e-5, "rope_theta": 10000.0, "head_dim": 64, "tied": True}
+NARROW = llama.LlamaConfig(
+    layers=10, heads=10, kv_heads=5, hidden_size=640, intermediate_size=1792, vocab_size=24576, **_SHARED
+)
+WIDE = llama.LlamaConfig(
+    layers=2, heads=32, kv_heads=8, hidden_size=2048, intermediate_size=8192, vocab_size=12288, **_SHARED
+)
+POINTS = (
+    *(Point(rows, 128) for rows in (1, 2, 4, 8, 16, 32)), Point(1, 1024), Point(8, 1024),
+    Point(0, 128, 32), Point(0, 128, 128), Point(0, 128, 512), Point(8, 128, 64),
+)  # fmt: skip
+ROUNDS = 3
+
+
+def steps(config: llama.LlamaConfig, name: str) -> int:
+    """How many measured steps `measure_format` makes of one model."""
+    return len(POINTS) * ROUNDS
+
+
+def synthetic(config: llama.LlamaConfig, name: str, backend: Backend, format: str) -> tuple[Trial, ModelShape]:
+    """A model of zeros on a backend, with matrices stored in `format`, ready to run `POINTS`."""
+    prepared, params, taken = {}, Counter[str](), Counter[str]()
+    for role in llama.tensor_names(config, gguf=False):
+        shape = llama.tensor_shape(config, role)
+        stored = format if len(shape) > 1 else "f32"
+        data = np.empty(stored_bytes(stored, shape), np.uint8)
+        data.fill(0)  # written, so that it is memory of its own
+        part = "embed" if role == "embed" else "norm" if len(shape) == 1 else "mlp"
+        before = backend.weight_bytes
+        prepared[role] = backend.prepare(Weight(role, shape, stored, data))
+        taken[part] += backend.weight_bytes - before
+        params[part] += int(np.prod(shape))
+    groups = llama.kv_groups(config, backend.kv_dtype_bytes)
+    shape_ = ModelShape(
+        name, "llama", config.layers, config.hidden_size, config.vocab_size, config.heads, config.kv_heads,
+        config.head_dim, ByRole(**params), ByRole(**taken), groups, tied=True, weight_format=format,
+    )  # fmt: skip
+    return Trial(backend, llama.build(config, prepared, llama.rope(config)), shape_, POINTS), shape_
+
+
+def measure_format(
+    make: Callable[[], Backend], format: str, rates: dict[str, float], probe: Callable[[], float],
+    progress: Callable[[], None] = lambda: None,
+) -> Fit:  # fmt: skip
+    """Fit what a backend reaches on matrices stored in `format`.
+
+    Args:
+        make: a fresh backend of the kind.
+        rates: FLOP/s by number format, of the profile.
+        probe: measures memory bandwidth, bytes/s.
+        progress: called after every measured step.
+    """
+    found: list[Observation] = []
+    math = ""
+    for name, config in (("narrow", NARROW), ("wide", WIDE)):
+        backend = make()
+        trial, shape = synthetic(config, name, backend, format)
+        math = backend.math
+        trial.run(Point(0, 128, 512))  # buffers grow once
+        machine = Hardware(name, "cpu", 1.0, 1.0, rates, "", "")
+        found += observe(trial, StepTime(shape, machine, math=math), POINTS, probe, ROUNDS, progress)
+        trial.close()
+        del trial, backend
+        gc.collect()  # a model's weights are gone before the next one's are made
+    return fit(found, math, rates[math])
