@@ -34,7 +34,7 @@ def run_page(summary: dict[str, Any], run: Run) -> str:
 
 
 def plots_of(records: Sequence[RequestRecord], predicted: dict[str, Any]) -> list[Draw]:
-    """Distributions of TTFT and TPOT (with the predicted bound), requests and chunks over time."""
+    """Distributions of TTFT and TPOT (with the prediction), requests and chunks over time."""
     if not records:
         return []
     drawn = [
@@ -50,7 +50,7 @@ def _distribution(records: Sequence[RequestRecord], name: str, label: str, predi
         values = sorted(value for record in records if (value := getattr(record, name)) is not None)
         axes.step(values, [(index + 1) / len(values) for index in range(len(values))], where="post")
         if name in predicted:
-            axes.axvline(predicted[name]["predicted"], color="#b3261e", linestyle="--", label="bound")
+            axes.axvline(predicted[name]["predicted"], color="#b3261e", linestyle="--", label="predicted")
             axes.legend()
         axes.set(xlabel=label, ylabel="share of requests", ylim=(0, 1.02), title=f"Distribution of {label}")
 
@@ -115,17 +115,17 @@ def _throughput(summary: dict[str, Any]) -> str:
 
 
 def _prediction(found: dict[str, Any]) -> list[str]:
-    """Measured beside the step-time model's bound, with the terms of the bound."""
+    """Measured beside the step-time model's prediction and bound, with the terms of the prediction."""
     if "metrics" not in found:
         return [paragraph(f"No prediction: {found['reason']}", "warn")] if found else []
     rows = []
     for key, row in found["metrics"].items():
         terms = ", ".join(f"{name} {value:.2f}" for name, value in row["terms"].items())
-        figures = (_number(row[name]) for name in ("measured", "predicted", "unexplained"))
+        figures = (_number(row[name]) for name in ("measured", "predicted", "bound", "unexplained"))
         rows.append([LATENCIES[key], *figures, terms])
     note = f"{found['model']} on {found['gpus']} x {found['hardware']}, batch {found['batch']:.1f}. {found['label']}."
     shares = f"MBU {_number(found['mbu'])}, MFU {_number(found['mfu'])}. {found['reason'] or ''}"
-    head = ["ms", "measured p50", "bound", "unexplained", "terms of the bound"]
+    head = ["ms", "measured p50", found["kind"], "bound", "unexplained", "terms"]
     return [heading("Prediction"), table(head, rows), paragraph(f"{note} {shares}")]
 
 

@@ -1,8 +1,9 @@
 """The step-time model's word beside each measured number (SPEC C5), and how much of the machine was used (C2).
 
-The prediction is a *bound*: peak rates, no queue, no interference, no host. What a measurement has beyond it is named
-`unexplained`, not explained away; for the time to first token it holds the queue. The batch and the context that the
-bound is taken at are the measured ones, so a disagreement is one about the step, not about the traffic.
+Of a machine that `headway probe` timed steps on, the prediction is an *estimate* with the range of 90 % of steps; of
+any other it is a *bound*: peak rates, no host. Neither has a queue or interference in it. What a measurement has beyond
+it is named `unexplained`, not explained away; for the time to first token it holds the queue. The batch and the
+context are the measured ones, so a disagreement is one about the step, not about the traffic.
 """
 
 from __future__ import annotations
@@ -17,33 +18,53 @@ from headway.bench.load import Run
 from headway.bench.records import TOKEN_KINDS, RequestRecord
 from headway.core.errors import BadInput
 from headway.core.step import StepShape
+from headway.engine.profile import Timing, estimate, held, not_fitted
 from headway.roofline.collectives import all_reduce_of
 from headway.roofline.hardware import Hardware
+from headway.roofline.probe import Profile
 from headway.roofline.shape import ModelShape, nominal_bytes, store_as
-from headway.roofline.step import Layout, StepTime, decode_step, prefill_step
+from headway.roofline.step import Layout, StepCost, StepTime, decode_step, prefill_step
 
+OUR_BACKEND = "native"  # what serves on a measured machine
 MEMORY_TERMS = ("weights", "experts", "head", "kv", "prefill_kv")  # seconds = bytes / beta
+LABELS = {
+    "estimate": "estimate: steps as `headway probe` timed them, range of 90 % of steps; no queue, scheduler or HTTP",
+    "bound": "bound: peak rates, no queue, no interference, no host time",
+}
 HOP_SECONDS = 2e-6  # of an all-reduce over a scale-up link, where there is one
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What is behind the endpoint, as its user says."""
+    """What is behind the endpoint, as its user says. profile: of the machine, if it was measured."""
 
     shape: ModelShape
     hardware: Hardware
     gpus: int = 1
+    profile: Profile | None = None
 
     @classmethod
-    def of(cls, shape: ModelShape, hardware: Hardware, gpus: int, precision: str | None, kv: str | None) -> Machine:
+    def of(
+        cls, shape: ModelShape, hardware: Hardware, gpus: int, precision: str | None, kv: str | None,
+        profile: Profile | None = None,
+    ) -> Machine:  # fmt: skip
         """With the precision of weights and cache named; None = as the checkpoint stores them, 16 bits."""
         if precision is not None:
             shape = store_as(shape, precision)
         if kv is not None:
             shape = shape.with_kv_bytes(nominal_bytes(kv, "--kv-precision"))
-        return cls(shape, hardware, gpus)
+        return cls(shape, hardware, gpus, profile)
+
+    def timing(self) -> Timing:
+        """The estimate where our own steps were timed on the machine, else the bound and why there is no estimate."""
+        if self.profile is None:
+            return Timing(self.model(), "bound", 1.0, 1.0, "steps were not timed on this hardware")
+        formats = held(self.shape)
+        found = estimate(self.shape, self.profile, OUR_BACKEND, formats) if self.gpus == 1 else None
+        return found or Timing(self.model(), "bound", 1.0, 1.0, not_fitted(self.profile, OUR_BACKEND, formats))
 
     def model(self) -> StepTime:
+        """The bound."""
         link = self.hardware.link
         if self.gpus > 1 and link is None:
             raise BadInput("--gpus", f"{self.hardware.name} has no link between devices in the catalogue; accepted: 1")
@@ -68,31 +89,34 @@ def mean_batch(records: Sequence[RequestRecord]) -> float:
 
 
 def predict(run: Run, summary: dict[str, Any], machine: Machine) -> dict[str, Any]:
-    """The `prediction` object: per metric measured median, predicted bound, their ratio, the rest, and the terms."""
+    """The `prediction` object: per metric measured median, prediction, bound, ratio, the rest, and the terms."""
     done = [r for r in run.records if r.completed and not r.warmup and r.usage_trusted and r.prompt_tokens]
     if not done:
         return {"reason": "no request was completed with usage, so batch and context are not known"}
-    model = machine.model()
+    timing, roof = machine.timing(), machine.model()
     prompt = float(np.mean([r.prompt_tokens or 0 for r in done]))
     cached = float(np.mean([r.cached_tokens or 0 for r in done]))
     output = float(np.mean([r.output_tokens or 0 for r in done]))
     batch, context = mean_batch(done), prompt + output / 2
-    # A step has a whole number of rows: the bound between two of them is interpolated.
-    low = int(batch)
-    steps = [model.explain(decode_step(machine.shape, rows, round(context))) for rows in (low, low + 1)]
-    share = batch - low
-    decode = steps[0].seconds * (1 - share) + steps[1].seconds * share
     fresh = max(1, round(prompt - cached))
-    prefill_shape: StepShape = prefill_step(machine.shape, fresh, round(cached))
-    prefill = model.explain(prefill_shape)
+    chunk: StepShape = prefill_step(machine.shape, fresh, round(cached))
+    decodes = [_decode(model, batch, round(context)) for model in (timing.model, roof)]
+    prefills = [model.explain(chunk) for model in (timing.model, roof)]
+    decode = decodes[0].seconds
+    whole = [first.seconds + (output - 1) * each.seconds for first, each in zip(prefills, decodes, strict=True)]
+
+    def row(name: str, predicted: Sequence[float], terms: dict[str, float]) -> dict[str, Any]:
+        return _row(summary[name]["p50"], predicted, timing, terms)
+
     rows = {
-        "ttft_ms": _row(summary["ttft_ms"]["p50"], prefill.seconds, prefill.terms),
-        "tpot_ms": _row(summary["tpot_ms"]["p50"], decode, steps[0].terms),
-        "itl_token_ms": _row(summary["itl_token_ms"]["p50"], decode, steps[0].terms),
-        "e2e_ms": _row(summary["e2e_ms"]["p50"], prefill.seconds + (output - 1) * decode, {}),
+        "ttft_ms": row("ttft_ms", [one.seconds for one in prefills], prefills[0].terms),
+        "tpot_ms": row("tpot_ms", [one.seconds for one in decodes], decodes[0].terms),
+        "itl_token_ms": row("itl_token_ms", [one.seconds for one in decodes], decodes[0].terms),
+        "e2e_ms": row("e2e_ms", whole, {}),
     }
     return {
-        "label": "bound: peak rates, no queue, no interference, no host time",
+        "kind": timing.label,
+        "label": LABELS[timing.label] + (f" ({timing.reason})" if timing.reason else ""),
         "model": machine.shape.name,
         "hardware": machine.hardware.name,
         "gpus": machine.gpus,
@@ -100,20 +124,31 @@ def predict(run: Run, summary: dict[str, Any], machine: Machine) -> dict[str, An
         "context": context,
         "prompt_tokens": prompt,
         "cached_tokens": cached,
-        "binds": {"decode": steps[0].binds, "prefill": prefill.binds},
+        "binds": {"decode": decodes[1].binds, "prefill": prefills[1].binds},
         "metrics": rows,
         "output_tokens_per_second": {"measured": summary["throughput"]["output"], "at_this_batch": batch / decode},
-        **_utilisation(rows, steps[0].terms, prefill.terms),
+        **_utilisation(rows, decodes[1].terms, prefills[1].terms),
     }
 
 
-def _row(measured: float | None, predicted: float, terms: dict[str, float]) -> dict[str, Any]:
-    bound = predicted * 1e3
+def _decode(model: StepTime, batch: float, context: int) -> StepCost:
+    """A decode step. It has whole rows: seconds between two of them are interpolated, terms are the lower one's."""
+    low = int(batch)
+    first, second = (model.explain(decode_step(model.shape, rows, context)) for rows in (low, low + 1))
+    seconds = first.seconds + (second.seconds - first.seconds) * (batch - low)
+    return StepCost(seconds, first.binds, first.terms)
+
+
+def _row(measured: float | None, predicted: Sequence[float], timing: Timing, terms: dict[str, float]) -> dict[str, Any]:
+    """predicted: seconds by the prediction and by the bound."""
+    said, bound = (seconds * 1e3 for seconds in predicted)
     return {
         "measured": measured,
-        "predicted": bound,
-        "measured_over_predicted": measured / bound if measured is not None and bound else None,
-        "unexplained": measured - bound if measured is not None else None,
+        "predicted": said,
+        "range": [said * timing.low, said * timing.high] if timing.label == "estimate" else None,
+        "bound": bound,
+        "measured_over_predicted": measured / said if measured is not None and said else None,
+        "unexplained": measured - said if measured is not None else None,
         "terms": {name: seconds * 1e3 for name, seconds in terms.items() if seconds},
     }
 

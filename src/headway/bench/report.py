@@ -163,14 +163,15 @@ def _prediction(found: dict[str, Any]) -> list[RenderableType]:
     if "metrics" not in found:
         return [Text(f"no prediction: {found['reason']}", style="yellow")]
     where = f"{found['model']} on {found['gpus']} x {found['hardware']}"
-    grid = Table(title=f"Beside the bound of {where}, batch {found['batch']:.1f}", title_justify="left")
-    for name in ("ms", "measured p50", "bound", "ratio", "terms of the bound"):
-        grid.add_column(name, justify="left" if name in ("ms", "terms of the bound") else "right")
+    grid = Table(title=f"Beside the {found['kind']} of {where}, batch {found['batch']:.1f}", title_justify="left")
+    for name in ("ms", "measured p50", found["kind"], "range", "ratio", "terms"):
+        grid.add_column(name, justify="left" if name in ("ms", "terms") else "right")
     for key, row in found["metrics"].items():
         terms = sorted(row["terms"].items(), key=lambda term: -term[1])
         waterfall = ", ".join(f"{name} {_cell(value)}" for name, value in terms[:4])
         ratio = row["measured_over_predicted"]
-        grid.add_row(LATENCIES[key], _cell(row["measured"]), _cell(row["predicted"]), _cell(ratio), waterfall)
+        span = "-" if row["range"] is None else f"{_cell(row['range'][0])} to {_cell(row['range'][1])}"
+        grid.add_row(LATENCIES[key], _cell(row["measured"]), _cell(row["predicted"]), span, _cell(ratio), waterfall)
     shares = [f"{name} {found[key]:.1%}" for key, name in (("mbu", "MBU"), ("mfu", "MFU")) if found[key] is not None]
     lines: list[RenderableType] = [grid, Text(", ".join(shares))]
     if found["reason"]:

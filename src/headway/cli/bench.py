@@ -245,13 +245,14 @@ def _machine(shape: str, hardware: str | None, gpus: int, precision: str | None,
     """What --predict is to assume behind the endpoint."""
     from headway.bench.predict import Machine
     from headway.core.errors import BadInput
-    from headway.plan.models import load_device, load_shape
+    from headway.plan.models import load_device, load_shape, profile_of
 
     if not shape:
         raise BadInput("--shape", "is needed for --predict: the model behind the endpoint")
     if hardware is None:
         raise BadInput("--hardware", "is needed for --predict: a catalogue name, this-machine, or a profile's .json")
-    machine = Machine.of(load_shape(shape), load_device(hardware), gpus, precision, kv_precision)
+    device, profile = load_device(hardware), profile_of(hardware)
+    machine = Machine.of(load_shape(shape), device, gpus, precision, kv_precision, profile)
     machine.model()  # refuses what cannot be, before the run
     return machine
 

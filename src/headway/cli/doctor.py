@@ -17,14 +17,17 @@ def doctor(
     context: Annotated[int, typer.Option(help="Tokens of context per request in the prediction.")] = 512,
     threads: options.Threads = None,
     backend: options.Backend = "auto",
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Run a few real steps beside the predictions.")
+    ] = True,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Instruction sets, usable cores and memory, measured bandwidth and arithmetic, and predicted tokens per second."""
+    """Instruction sets, cores, memory, measured bandwidth and arithmetic; predicted and measured tokens per second."""
     from headway.cli.terminal import stderr, stdout
     from headway.engine.checkup import checkup
 
-    with stderr.status("measuring memory bandwidth and arithmetic, about ten seconds"):
-        report = checkup(model, context, threads, backend)
+    with stderr.status("starting") as status:
+        report = checkup(model, context, threads, backend, measure, status.update)
     if json:
         import msgspec
 

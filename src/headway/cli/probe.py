@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.cli import options
+
 if TYPE_CHECKING:
     from headway.roofline.probe import Knee, Profile
 
@@ -26,22 +28,45 @@ def probe(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write the profile; default: where the engine looks.")
     ] = None,
+    formats: Annotated[
+        str | None,
+        typer.Option(
+            "--formats",
+            help="Weight formats to fit steps on, with commas, like q4_0,bf16,int8/128 (a target of --weights and its "
+            "group); none = only rates. Default: the usual ones.",
+        ),
+    ] = None,
+    backend: options.Backend = "auto",
     json: Json = False,
 ) -> None:
-    """Read bandwidth by number of threads and arithmetic rate by number format, in a few seconds."""
+    """Read bandwidth by number of threads, arithmetic rate by number format, and what Headway's own steps reach of
+    them in each weight format: about five seconds per format."""
     if context.invoked_subcommand is not None:
         return
     from rich.console import Console
+    from rich.progress import Progress
 
     from headway.core.errors import BadInput
+    from headway.engine.build import make_backend
     from headway.engine.machine import usable_cores
-    from headway.engine.profile import measure_machine, profile_path
+    from headway.engine.profile import USUAL, fit_formats, measure_machine, profile_path
+    from headway.engine.synthetic import STEPS
     from headway.roofline.probe import save_profile
 
     if threads is not None and threads < 1:
         raise BadInput("--threads", f"{threads}; accepted: a whole number from 1")
-    with Console(stderr=True).status("measuring memory and arithmetic"):
-        profile = measure_machine(threads or usable_cores())
+    cores = threads or usable_cores()
+    kind = make_backend(backend, cores).name
+    usual = USUAL if kind == "native" else ("f32",)
+    wanted = usual if formats is None else () if formats == "none" else tuple(dict.fromkeys(formats.split(",")))
+    console = Console(stderr=True)
+    with console.status("measuring memory and arithmetic"):
+        profile = measure_machine(cores)
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("timing steps", total=len(wanted) * STEPS)
+        profile = fit_formats(
+            profile, kind, wanted, lambda format: bar.update(task, advance=1, description=f"timing steps in {format}")
+        )
     path = output or profile_path()
     save_profile(profile, path)
     _print(profile, json)
@@ -94,6 +119,14 @@ def _print(profile: Profile, as_json: bool) -> None:
         print(f"  reading, {threads:>3} threads  {bandwidth / 1e9:8.1f} GB/s")
     for name, rate in profile.rates.items():
         print(f"  arithmetic, {name:<9}  {rate / 1e9:8.1f} GFLOP/s  ({rate / profile.bandwidth:.1f} FLOPs per byte)")
+    for backend, fits in profile.fits.items():
+        for format, fit in fits.items():
+            e = fit.efficiency
+            print(
+                f"  {backend} steps, {format:<9} {fit.steps} timed, error {fit.error:.1%}, 90 % within "
+                f"{fit.low - 1:+.0%} to {fit.high - 1:+.0%}; reads {e.stream:.0%} of bandwidth, at most "
+                f"{e.ceiling / 1e9:.0f} GB/s, multiplies at {e.linear:.0%} of {fit.math}"
+            )
 
 
 def _print_knee(found: Knee) -> None:

@@ -22,7 +22,7 @@ from headway.engine.loop import EngineLoop
 from headway.engine.machine import free_memory, usable_cores, wall_clock
 from headway.engine.memory import MemoryPlan, activation_bytes, plan_memory
 from headway.engine.options import BACKENDS, EngineOptions
-from headway.engine.profile import saved_profile, step_time
+from headway.engine.profile import Timing, saved_profile, step_time
 from headway.executor.model import ModelExecutor
 from headway.model.load import Model, ModelInfo, load
 from headway.model.source import DEFAULT_MODEL, Progress, cache_folder
@@ -31,7 +31,6 @@ from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
 from headway.roofline.probe import Profile
-from headway.roofline.step import StepTime
 from headway.scheduling.budget import Budget
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
@@ -62,6 +61,7 @@ class Engine:
         backend: what computes.
         threads: CPU threads it was given.
         loop: the engine loop; `loop.submit`, `loop.cancel`, `loop.turn`.
+        timing: what predicts its steps; None on a machine that was not measured.
     """
 
     def __init__(
@@ -74,8 +74,10 @@ class Engine:
         memory: MemoryPlan,
         loop: EngineLoop,
         resources: ExitStack,
+        timing: Timing | None = None,
     ) -> None:
         self.options = options
+        self.timing = timing
         self.info: ModelInfo = model.info
         self.backend = backend
         self.threads = threads
@@ -91,6 +93,11 @@ class Engine:
     @property
     def max_model_len(self) -> int:
         return self.loop.scheduler.limits.max_model_len
+
+    def lines(self) -> list[tuple[str, str]]:
+        """(label, text) pairs worth printing at start: the memory plan, and what predicts its steps."""
+        said = "not predicted; `headway probe` measures this machine" if self.timing is None else self.timing.text()
+        return [*self.memory.lines(), ("step times", said)]
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a plain text (with the model's start token, if it has one); ids are passed through."""
@@ -173,7 +180,7 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
     limits, memory = _limits(options, model, backend.weight_bytes, free)
     tokenizer = Tokenizer(model.info.tokenizer)
     profile = saved_profile()
-    budget, time_model = _budget(options, model, backend, profile)
+    budget, timing = _budget(options, model, backend, profile)
     ttl = to_ps(PREFIX_TTL_SECONDS)
     log = EventLog(*subscribers)
     resources = ExitStack()
@@ -183,7 +190,7 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
             policy=options.policy,
             budget=msgspec.structs.asdict(budget),
             ttl=ttl,
-            profile=msgspec.to_builtins(profile) if time_model else None,
+            profile=msgspec.to_builtins(profile) if timing else None,
             config={"model": model.info.name, "backend": backend.name, "version": __version__},
         )
         log.subscribe(resources.enter_context(EventWriter(Path(options.event_log), header)))
@@ -192,7 +199,7 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
         key=secrets.token_bytes(32),
         policy=policy_named(options.policy),
         budget=budget,
-        model=time_model,
+        model=timing.model if timing else None,
         log=log,
         ttl=ttl,
         max_waiting=options.max_queued,
@@ -207,18 +214,18 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
         eos_ids=model.info.eos_ids,
     )
     resources.callback(loop.close)
-    return Engine(options, model, tokenizer, backend, threads, memory, loop, resources)
+    return Engine(options, model, tokenizer, backend, threads, memory, loop, resources, timing)
 
 
 def _budget(
     options: EngineOptions, model: Model, backend: Backend, profile: Profile | None
-) -> tuple[Budget, StepTime | None]:
+) -> tuple[Budget, Timing | None]:
     """A step's budget in tokens, and in milliseconds where the machine was measured."""
     if profile is None and options.step_ms is not None:
         raise BadInput("--step-ms", "needs a profile of this machine; run `headway probe` first")
     usable = profile is not None and (options.step_ms is not None or backend.math in profile.rates)
-    time_model = step_time(model.shape, profile, backend.math) if profile is not None and usable else None
-    return Budget(tokens=options.max_step_tokens, milliseconds=options.step_ms), time_model
+    timing = step_time(model.shape, profile, backend) if profile is not None and usable else None
+    return Budget(tokens=options.max_step_tokens, milliseconds=options.step_ms), timing
 
 
 def _limits(options: EngineOptions, model: Model, weights: int, free: int) -> tuple[Capabilities, MemoryPlan]:

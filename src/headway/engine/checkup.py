@@ -1,6 +1,9 @@
-"""What `headway doctor` says: the machine as this process sees it, measured, and what a model should do on it."""
+"""What `headway doctor` says: the machine as this process sees it, measured; what a model should do on it, and does."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
 
 import msgspec
 
@@ -8,35 +11,76 @@ from headway.core.errors import BadInput
 from headway.engine.build import make_backend
 from headway.engine.machine import free_memory, isa, usable_cores
 from headway.engine.memory import GIB
-from headway.engine.profile import measure_machine, step_time
-from headway.model.load import load
+from headway.engine.profile import (
+    Timing,
+    fit_formats,
+    held_formats,
+    machine_probe,
+    measure_machine,
+    saved_profile,
+    step_time,
+)
+from headway.engine.trial import BLOCK, Point, Rates, Trial, observe
+from headway.model.load import Model, load
 from headway.model.source import DEFAULT_MODEL
+from headway.ops.protocol import Backend
+from headway.roofline.fit import Observation
+from headway.roofline.probe import Profile
 from headway.roofline.shape import kv_bytes
-from headway.roofline.step import decode_step, prefill_step
+from headway.roofline.step import StepTime, decode_step, prefill_step
 
 BATCHES = (1, 8, 32)
 PROMPT = 512
+ROUNDS = 5  # real steps of each size
+ROOM = 1.1  # bytes a measurement may need over what its cache takes
 
 
-class Prediction(msgspec.Struct, frozen=True):
-    """A bound: no step can be faster than memory and arithmetic allow.
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What a size of step should reach, and did.
 
     Attributes:
-        batch: requests decoding together, each `context` tokens long.
-        tokens_per_second: over all of them.
-        binds: "memory" or "compute".
+        point: "decode" or "prefill". batch: requests decoding together, or prompts.
+        tokens_per_second: predicted, over all requests: an estimate, or a bound where the label says so. Where it was
+            measured too, the prediction is for the memory bandwidth and arithmetic of the same moments.
+        low, high: 90 % of single steps are expected between.
+        bound: tokens/s that memory and arithmetic allow at most. binds: "memory" or "compute".
+        measured: tokens/s of real steps, median; None if none were run.
+        predicted_over_measured: median over them.
     """
 
+    point: str
     batch: int
+    label: str
     tokens_per_second: float
+    low: float
+    high: float
+    bound: float
     binds: str
+    measured: float | None = None
+    predicted_over_measured: float | None = None
 
-    def text(self, context: int) -> str:
-        return f"at most {self.tokens_per_second:.0f} tokens/s at context {context} (a bound; {self.binds} binds)"
+    def text(self) -> str:
+        """For people."""
+        if self.label == "bound":
+            said = f"at most {self.tokens_per_second:.0f} tokens/s (a bound; {self.binds} binds)"
+        else:
+            said = (
+                f"{self.tokens_per_second:.0f} tokens/s, {self.low:.0f} to {self.high:.0f} "
+                f"(at most {self.bound:.0f}; {self.binds} binds)"
+            )
+        if self.measured is None or self.predicted_over_measured is None:
+            return said
+        return f"{said}; measured {self.measured:.0f}, predicted/measured {self.predicted_over_measured:.2f}"
 
 
 class Checkup(msgspec.Struct, frozen=True):
-    """The machine and a model on it. Rates in bytes/s and FLOP/s."""
+    """The machine and a model on it. Rates in bytes/s and FLOP/s.
+
+    Attributes:
+        label: "estimate" or "bound": what the predictions are; `reason` says why only a bound.
+        bandwidth_now: bytes/s that memory gave when the predictions were made.
+        not_measured: why no real steps were run; "" if they were.
+    """
 
     isa: list[str]
     threads: int
@@ -48,28 +92,42 @@ class Checkup(msgspec.Struct, frozen=True):
     weight_bytes: int
     kv_bytes_per_token: float
     context: int
+    label: str
+    reason: str
+    bandwidth_now: float
     decode: list[Prediction]
-    prefill_tokens_per_second: float
+    prefill: Prediction
+    not_measured: str = ""
 
     def lines(self) -> list[tuple[str, str]]:
         """(label, text) pairs to print."""
         bandwidth = ", ".join(f"{rate / 1e9:.1f} GB/s on {n}" for n, rate in self.read_bandwidth.items())
         rates = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in self.rates.items())
+        said = "estimates with the range of 90 % of steps" if self.label == "estimate" else f"bounds: {self.reason}"
         return [
             ("instruction sets", " ".join(self.isa)),
             ("threads", f"{self.threads} (affinity and container quota considered)"),
             ("free memory", f"{self.free_memory / GIB:.1f} GiB"),
-            ("read bandwidth", f"{bandwidth} threads"),
+            ("read bandwidth", f"{bandwidth} threads; {self.bandwidth_now / 1e9:.1f} GB/s when predicting"),
             ("arithmetic", rates),
             ("model", f"{self.model} on the {self.backend} backend"),
             ("weights", f"{self.weight_bytes / GIB:.2f} GiB, cache {self.kv_bytes_per_token / 1024:.1f} KiB per token"),
-            *((f"decode, batch {one.batch}", one.text(self.context)) for one in self.decode),
-            (f"prefill of {PROMPT}", f"at most {self.prefill_tokens_per_second:.0f} tokens/s (a bound)"),
+            ("predictions", f"{said}, at context {self.context}"),
+            *((f"decode, batch {one.batch}", one.text()) for one in self.decode),
+            (f"prefill of {PROMPT}", self.prefill.text()),
+            *([("not measured", self.not_measured)] if self.not_measured else []),
         ]
 
 
-def checkup(model: str | None, context: int, threads: int | None, backend: str) -> Checkup:
-    """Measure the machine, load the model, and predict.
+def checkup(
+    model: str | None, context: int, threads: int | None, backend: str, real: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> Checkup:  # fmt: skip
+    """Measure the machine, load the model, predict, and run a few real steps beside the predictions.
+
+    Args:
+        real: run them.
+        say: told what is being done.
 
     Raises:
         BadInput: an argument is out of range.
@@ -80,13 +138,28 @@ def checkup(model: str | None, context: int, threads: int | None, backend: str) 
     cores = threads or usable_cores()
     free = free_memory()
     device = make_backend(backend, cores)
+    say("loading the model")
     loaded = load(DEFAULT_MODEL if model is None else model, device, room=free)
-    profile = measure_machine(cores)
-    time = step_time(loaded.shape, profile, device.math)
-    decode = []
-    for batch in BATCHES:
-        cost = time.explain(decode_step(loaded.shape, batch, context))
-        decode.append(Prediction(batch, batch / cost.seconds, cost.binds))
+    say("measuring memory bandwidth and arithmetic, a few seconds")
+    profile = _with_fits(measure_machine(cores), device, loaded, say)
+    probe = machine_probe(cores, device.math)
+    now = probe()
+    said = step_time(loaded.shape, profile, device, now)
+    points = [*(Point(batch, context) for batch in BATCHES), Point(0, context, PROMPT)]
+    points = [point for point in points if max(point.context, point.chunk) < loaded.info.context_length]
+    needed = ROOM * kv_bytes(loaded.groups, 1) * (max(BATCHES) * (context + BLOCK) + PROMPT)
+    missing = "" if real else "not asked for"
+    if real and needed > free_memory():
+        missing = f"the cache of {max(BATCHES)} requests at context {context} would take {needed / GIB:.1f} GiB"
+    found: list[Observation] = []
+    if not missing:
+        say("running real steps")
+        found = _real_steps(device, loaded, said.model, points, probe)
+    best = max(now.bandwidth, profile.bandwidth)
+    machine = msgspec.structs.replace(said.model.hardware, bandwidth=best, peaks=profile.rates)
+    roof = StepTime(loaded.shape, machine, math=said.model.math)
+    decode = [_prediction(said, roof, Point(batch, context), found) for batch in BATCHES]
+    prefill = _prediction(said, roof, Point(0, context, PROMPT), found)
     return Checkup(
         isa=isa(),
         threads=cores,
@@ -98,6 +171,66 @@ def checkup(model: str | None, context: int, threads: int | None, backend: str) 
         weight_bytes=device.weight_bytes,
         kv_bytes_per_token=kv_bytes(loaded.groups, 1),
         context=context,
+        label=said.label,
+        reason=said.reason,
+        bandwidth_now=now.bandwidth,
         decode=decode,
-        prefill_tokens_per_second=PROMPT / time.predict(prefill_step(loaded.shape, PROMPT)),
+        prefill=prefill,
+        not_measured=missing,
     )
+
+
+def _with_fits(profile: Profile, device: Backend, loaded: Model, say: Callable[[str], None]) -> Profile:
+    """With the saved fits, and those that this model needs besides, measured now."""
+    saved = saved_profile()
+    if saved is not None and saved.threads == profile.threads:
+        profile = msgspec.structs.replace(profile, fits=saved.fits)
+    known = profile.fits.get(device.name, {})
+    missing = [format for format in dict.fromkeys(held_formats(loaded.shape, device)) if format not in known]
+    for format in missing:
+        say(f"timing made-up models in {format}, a few seconds")
+        profile = fit_formats(profile, device.name, [format])
+    return profile
+
+
+def _real_steps(
+    device: Backend, loaded: Model, model: StepTime, points: list[Point], probe: Callable[[], Rates]
+) -> list[Observation]:
+    trial = Trial(device, loaded.forward, loaded.shape, points)
+    for point in points:
+        trial.run(point)  # buffers grow once
+    found = observe(trial, model, points, probe, ROUNDS)
+    trial.close()
+    return found
+
+
+def _prediction(said: Timing, roof: StepTime, point: Point, found: list[Observation]) -> Prediction:
+    shape = said.model.shape
+    size = prefill_step(shape, point.chunk) if point.chunk else decode_step(shape, point.rows, point.context)
+    tokens = point.chunk or point.rows
+    bound = roof.explain(size)
+    seconds = said.model.predict(size)
+    own = [one for one in found if one.point == f"{shape.name}: {point.name}"]
+    pairs = [(_seconds_at(said.model, one), one.seconds) for one in own]
+    if pairs and said.label == "estimate":
+        seconds = median(predicted for predicted, _ in pairs)
+    return Prediction(
+        point="prefill" if point.chunk else "decode",
+        batch=max(point.rows, 1),
+        label=said.label,
+        tokens_per_second=tokens / seconds,
+        low=tokens / seconds / said.high,
+        high=tokens / seconds / said.low,
+        bound=tokens / bound.seconds,
+        binds=bound.binds,
+        measured=tokens / median(took for _, took in pairs) if pairs else None,
+        predicted_over_measured=median(took / predicted for predicted, took in pairs) if pairs else None,
+    )
+
+
+def _seconds_at(model: StepTime, one: Observation) -> float:
+    """Prediction for what memory and cores gave in the same moment."""
+    peaks = model.hardware.peaks | {model.math: one.peak}
+    machine = msgspec.structs.replace(model.hardware, bandwidth=one.bandwidth, peaks=peaks)
+    again = StepTime(model.shape, machine, math=model.math, efficiency=model.efficiency)
+    return again.seconds(one.work)

@@ -53,13 +53,15 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
         max_model_len: most tokens of prompt and output together.
         vocab_size: a token id is below this.
         max_rows: most requests that run at once.
-        notes: lines worth printing (the memory plan).
+        step_times: what predicts a step's time: "estimate", "bound", or "none".
+        notes: lines worth printing (the memory plan, what predicts step times).
     """
 
     model: str
     max_model_len: int
     vocab_size: int
     max_rows: int
+    step_times: str = "none"
     notes: tuple[str, ...] = ()
     status: Status = Status()
 

@@ -198,7 +198,8 @@ def start_engine(line: bytes) -> Loaded:
         max_model_len=limits.max_model_len,
         vocab_size=engine.info.vocab_size,
         max_rows=limits.max_rows,
-        notes=tuple(f"{label}: {amount}" for label, amount in engine.memory.lines()),
+        step_times="none" if engine.timing is None else engine.timing.label,
+        notes=tuple(f"{label}: {amount}" for label, amount in engine.lines()),
         status=status(),
     )
     return Loaded(ready, engine.loop, tray, status, engine.close)

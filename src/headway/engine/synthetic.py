@@ -9,10 +9,11 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from headway.engine.trial import Point, Trial, observe
+from headway.engine.trial import Point, Rates, Trial, observe
 from headway.model import llama
 from headway.ops.protocol import Backend
 from headway.ops.weight import Weight, stored_bytes
@@ -21,23 +22,18 @@ from headway.roofline.hardware import Hardware
 from headway.roofline.shape import ByRole, ModelShape
 from headway.roofline.step import StepTime
 
-_SHARED = {"context_length": 2048, "norm_eps": 1e-5, "rope_theta": 10000.0, "head_dim": 64, "tied": True}
 NARROW = llama.LlamaConfig(
-    layers=10, heads=10, kv_heads=5, hidden_size=640, intermediate_size=1792, vocab_size=24576, **_SHARED
-)
-WIDE = llama.LlamaConfig(
-    layers=2, heads=32, kv_heads=8, hidden_size=2048, intermediate_size=8192, vocab_size=12288, **_SHARED
-)
+    layers=9, heads=12, kv_heads=4, head_dim=64, hidden_size=768, intermediate_size=2048, vocab_size=24576,
+    context_length=2048, norm_eps=1e-5, rope_theta=10000.0, tied=True,
+)  # fmt: skip
+WIDE = replace(NARROW, layers=2, heads=32, kv_heads=8, hidden_size=2048, intermediate_size=8192, vocab_size=12288)
 POINTS = (
     *(Point(rows, 128) for rows in (1, 2, 4, 8, 16, 32)), Point(1, 1024), Point(8, 1024),
     Point(0, 128, 32), Point(0, 128, 128), Point(0, 128, 512), Point(8, 128, 64),
 )  # fmt: skip
 ROUNDS = 3
-
-
-def steps(config: llama.LlamaConfig, name: str) -> int:
-    """How many measured steps `measure_format` makes of one model."""
-    return len(POINTS) * ROUNDS
+SIZES = (("narrow", NARROW), ("wide", WIDE))
+STEPS = len(SIZES) * len(POINTS) * ROUNDS  # measured for one format
 
 
 def synthetic(config: llama.LlamaConfig, name: str, backend: Backend, format: str) -> tuple[Trial, ModelShape]:
@@ -62,27 +58,26 @@ def synthetic(config: llama.LlamaConfig, name: str, backend: Backend, format: st
 
 
 def measure_format(
-    make: Callable[[], Backend], format: str, rates: dict[str, float], probe: Callable[[], float],
+    make: Callable[[], Backend], format: str, probe_of: Callable[[str], Callable[[], Rates]],
     progress: Callable[[], None] = lambda: None,
 ) -> Fit:  # fmt: skip
     """Fit what a backend reaches on matrices stored in `format`.
 
     Args:
         make: a fresh backend of the kind.
-        rates: FLOP/s by number format, of the profile.
-        probe: measures memory bandwidth, bytes/s.
+        probe_of: number format -> what measures the machine.
         progress: called after every measured step.
     """
     found: list[Observation] = []
     math = ""
-    for name, config in (("narrow", NARROW), ("wide", WIDE)):
+    for name, config in SIZES:
         backend = make()
         trial, shape = synthetic(config, name, backend, format)
         math = backend.math
         trial.run(Point(0, 128, 512))  # buffers grow once
-        machine = Hardware(name, "cpu", 1.0, 1.0, rates, "", "")
-        found += observe(trial, StepTime(shape, machine, math=math), POINTS, probe, ROUNDS, progress)
+        machine = Hardware(name, "cpu", 1.0, 1.0, {}, "", "")  # rates are probed beside every step
+        found += observe(trial, StepTime(shape, machine, math=math), POINTS, probe_of(math), ROUNDS, progress)
         trial.close()
         del trial, backend
         gc.collect()  # a model's weights are gone before the next one's are made
-    return fit(found, math, rates[math])
+    return fit(found, math)

@@ -1,7 +1,7 @@
 """Steps of a chosen size through the model executor, timed: what a profile is fitted on, and what a checkup measures.
 
 A step is timed as the engine's own steps are (building the batch, computing, drawing greedy tokens) and between two
-probes of memory bandwidth, because a shared machine's memory changes its speed within seconds. A probe also pushes the
+probes of memory and arithmetic, because a shared machine changes its speed within seconds. A probe also pushes the
 weights out of the caches, as the rest of a large model would.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headway.core.request import SamplingParams
 from headway.core.step import BlockIds, Capabilities, RowInit, StepPlan, StepShape, Work
@@ -20,7 +21,20 @@ from headway.roofline.step import StepTime
 from headway.scheduling.shape import shape_of
 
 BLOCK = 32
-FLIP = 1.15  # probes before and after a step that differ by more say that memory changed while it ran
+FLIP = 1.15  # probes before and after a step that differ by more say that the machine changed while it ran
+
+
+class Rates(NamedTuple):
+    """What the machine gives at a moment: bytes/s of memory, FLOP/s of the cores in the model's number format."""
+
+    bandwidth: float
+    peak: float
+
+    def between(self, after: Rates) -> Rates | None:
+        """Of the time between two probes; None if they disagree."""
+        if any(max(pair) >= FLIP * min(pair) for pair in zip(self, after, strict=True)):
+            return None
+        return Rates((self.bandwidth * after.bandwidth) ** 0.5, (self.peak * after.peak) ** 0.5)
 
 
 @dataclass(frozen=True)
@@ -101,15 +115,15 @@ class Trial:
 
 
 def observe(
-    trial: Trial, model: StepTime, points: Sequence[Point], probe: Callable[[], float], rounds: int,
+    trial: Trial, model: StepTime, points: Sequence[Point], probe: Callable[[], Rates], rounds: int,
     progress: Callable[[], None] = lambda: None,
 ) -> list[Observation]:  # fmt: skip
-    """Run every point `rounds` times, in turns, each between two probes of memory; left out where memory changed its
-    speed meanwhile.
+    """Run every point `rounds` times, in turns, each between two probes; left out where the machine changed its speed
+    meanwhile.
 
     Args:
         model: of the trial's model, to say what a step has to do.
-        probe: measures memory bandwidth, bytes/s.
+        probe: measures the machine.
     """
     found = []
     before = probe()
@@ -117,9 +131,9 @@ def observe(
         for point in points:
             shape, seconds = trial.run(point)
             after = probe()
-            if max(before, after) < FLIP * min(before, after):
-                name = f"{model.shape.name}: {point.name}"
-                found.append(Observation(model.work(shape), (before * after) ** 0.5, seconds, name))
+            rates = before.between(after)
+            if rates is not None:
+                found.append(Observation(model.work(shape), *rates, seconds, f"{model.shape.name}: {point.name}"))
             before = after
             progress()
     return found

@@ -12,7 +12,7 @@ from headway.roofline.catalogue import find_model, model_config
 from headway.roofline.config import shape_from_config
 from headway.roofline.from_gguf import shape_from_gguf
 from headway.roofline.hardware import Hardware, find_hardware
-from headway.roofline.probe import device_of, load_profile
+from headway.roofline.probe import Profile, device_of, load_profile
 from headway.roofline.shape import ModelShape
 
 LARGEST_CONFIG = 16 << 20  # bytes; a real config.json has a few thousand
@@ -44,16 +44,22 @@ def load_shape(reference: str) -> ModelShape:
 
 def load_device(reference: str, field: str = "--hardware") -> Hardware:
     """A catalogued device, `this-machine` (measured by `headway probe`), or a profile's .json file."""
-    if reference.endswith(".json"):
-        return device_of(load_profile(reference))
-    if reference == "this-machine":
-        from headway.engine.profile import saved_profile
+    profile = profile_of(reference, field)
+    return find_hardware(reference, field) if profile is None else device_of(profile)
 
-        profile = saved_profile()
-        if profile is None:
-            raise BadInput(field, "this machine was not measured yet; run `headway probe`")
-        return device_of(profile)
-    return find_hardware(reference, field)
+
+def profile_of(reference: str, field: str = "--hardware") -> Profile | None:
+    """The profile that a hardware reference names; None if it is a catalogued device's name."""
+    if reference.endswith(".json"):
+        return load_profile(reference)
+    if reference != "this-machine":
+        return None
+    from headway.engine.profile import saved_profile
+
+    profile = saved_profile()
+    if profile is None:
+        raise BadInput(field, "this machine was not measured yet; run `headway probe`")
+    return profile
 
 
 def _from_files(config: Path, quantisation: Path, name: str) -> ModelShape:

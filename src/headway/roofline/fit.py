@@ -1,11 +1,12 @@
 """Fit `StepTime`'s constants to measured steps, and say how far off it is on steps it was not fitted on.
 
-    log(measured) = log(StepWork.seconds(pi, beta, efficiency)) + noise
+    log(measured) = log(StepWork.seconds(pi, beta, efficiency)) + noise,   pi and beta probed in the same moment
 
 The constants are those of `Efficiency` that a CPU backend has. Each is positive, so its logarithm is fitted, drawn
-weakly towards a typical value: a constant that the steps say nothing about stays there. Noise has heavy tails (another
-process ran), so the fit is of Cauchy's likelihood, by Gauss-Newton steps with Levenberg's damping. Steps may come from
-a model made for the purpose (`headway.engine.synthetic`) or from a recorded run: the form is one.
+towards a typical value: a constant that the steps say nothing about stays there. Noise has heavy tails (another process
+ran), so the likelihood is Cauchy's: first with much noise and then with the usual one, so that no outlier captures the
+fit, each by Gauss-Newton steps with Levenberg's damping. Steps may come from models made for the purpose
+(`headway.engine.synthetic`) or from a recorded run: the form is one.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ TYPICAL = {
     "attention": (0.1, 1.5), "prefill_attention": (0.1, 1.5), "overlap": (0.8, 0.5), "step": (1e-4, 2.0),
     "layer": (1e-5, 2.0), "row": (1e-5, 2.0), "element": (3e-9, 2.0), "logit": (1e-9, 2.0),
 }  # fmt: skip
-NOISE = 0.03  # usual error of a step, as a logarithm
+NOISE = (0.3, 0.03)  # error of a step, as a logarithm: while searching, and usually
 BOUNDED = ("overlap",)  # shares that cannot pass 1 (another share may: a probe is no exact peak)
 FOLDS = 4
 LEAST = 12  # steps that a fit needs: as many as there are constants
 ROUNDS = 60
-QUANTILES = (0.1, 0.9)
+QUANTILES = (0.05, 0.95)
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -38,13 +39,14 @@ class Observation(msgspec.Struct, frozen=True):
 
     Attributes:
         work: what it had to do.
-        bandwidth: bytes/s that memory gave in the same moment.
+        bandwidth, peak: bytes/s that memory gave, and FLOP/s that the cores gave, in the same moment.
         seconds: it took.
         point: what it repeats; the repetitions of a point are left out together.
     """
 
     work: StepWork
     bandwidth: float
+    peak: float
     seconds: float
     point: str
 
@@ -54,10 +56,10 @@ class Fit(msgspec.Struct, frozen=True):
 
     Attributes:
         efficiency: the constants.
-        math: number format it multiplies in. peak: FLOP/s of that format the shares are of.
-        low, high: 10th and 90th percentile of measured / predicted, of steps left out of the fit.
+        math: number format it multiplies in. peak: median FLOP/s of that format while the steps were measured.
+        low, high: 5th and 95th percentile of measured / predicted, of steps left out of the fit.
         error: median of |predicted / measured - 1| of steps left out.
-        bandwidth: least and most bytes/s that memory gave while the steps were measured.
+        bandwidth: least, median and most bytes/s that memory gave while the steps were measured.
         steps: how many were fitted.
     """
 
@@ -67,16 +69,15 @@ class Fit(msgspec.Struct, frozen=True):
     low: float
     high: float
     error: float
-    bandwidth: tuple[float, float]
+    bandwidth: tuple[float, float, float]
     steps: int
 
 
-def fit(observations: Sequence[Observation], math: str, peak: float) -> Fit:
+def fit(observations: Sequence[Observation], math: str) -> Fit:
     """The constants that explain these steps best.
 
     Args:
         math: number format the steps multiplied in.
-        peak: FLOP/s measured in it.
 
     Raises:
         BadInput: too few steps, or of too few sizes, to fit on.
@@ -87,55 +88,69 @@ def fit(observations: Sequence[Observation], math: str, peak: float) -> Fit:
     residuals = []
     for fold in range(FOLDS):
         out = set(points[fold::FOLDS])
-        found = _solve([one for one in observations if one.point not in out], peak)
-        residuals.append(residual_of([one for one in observations if one.point in out], found, peak))
+        found = _solve([one for one in observations if one.point not in out])
+        residuals.append(residual_of([one for one in observations if one.point in out], found))
     logs = np.concatenate(residuals)
     low, high = np.quantile(logs, QUANTILES)
-    rates = [one.bandwidth for one in observations]
+    rates = [float(one.bandwidth) for one in observations]
     return Fit(
-        _solve(observations, peak), math, peak, float(np.exp(min(low, 0.0))), float(np.exp(max(high, 0.0))),
-        float(np.median(np.abs(np.expm1(-logs)))), (min(rates), max(rates)), len(observations),
-    )  # fmt: skip
+        efficiency=_solve(observations),
+        math=math,
+        peak=float(np.median([one.peak for one in observations])),
+        low=float(np.exp(min(low, 0.0))),
+        high=float(np.exp(max(high, 0.0))),
+        error=float(np.median(np.abs(np.expm1(-logs)))),
+        bandwidth=(min(rates), float(np.median(rates)), max(rates)),
+        steps=len(observations),
+    )
 
 
-def residual_of(observations: Sequence[Observation], efficiency: Efficiency, peak: float) -> np.ndarray:
+def residual_of(observations: Sequence[Observation], efficiency: Efficiency) -> np.ndarray:
     """log(measured / predicted) of each step."""
     return np.array([
-        np.log(one.seconds / one.work.seconds(peak, one.bandwidth, efficiency)) for one in observations
+        np.log(one.seconds / one.work.seconds(one.peak, one.bandwidth, efficiency)) for one in observations
     ])  # fmt: skip
 
 
-def _solve(observations: Sequence[Observation], peak: float) -> Efficiency:
+def _solve(observations: Sequence[Observation]) -> Efficiency:
     names = list(TYPICAL)
+    at = np.log([TYPICAL[name][0] for name in names])
+    for noise in NOISE:
+        at = _descend(observations, names, at, noise)
+    return _efficiency(names, at)
+
+
+def _descend(observations: Sequence[Observation], names: Sequence[str], start: np.ndarray, noise: float) -> np.ndarray:
+    """Logarithms of the constants, from `start` down to the nearest best ones."""
     typical = np.log([TYPICAL[name][0] for name in names])
     pull = np.array([TYPICAL[name][1] ** -2 for name in names])
-    at, damping = typical.copy(), 1e-2
-    error = residual_of(observations, _efficiency(names, at), peak)
-    cost = _cost(error, at - typical, pull)
+    at, damping = start, 1e-2
+    error = residual_of(observations, _efficiency(names, at))
+    cost = _cost(error, at - typical, pull, noise)
     for _ in range(ROUNDS):
         slopes = np.stack([
-            (residual_of(observations, _efficiency(names, at + nudge), peak) - error) / 1e-4
+            (residual_of(observations, _efficiency(names, at + nudge)) - error) / 1e-4
             for nudge in 1e-4 * np.eye(len(names))
         ], axis=1)  # fmt: skip
-        weight = 1.0 / (1.0 + (error / NOISE) ** 2) / NOISE**2
+        weight = 1.0 / (1.0 + (error / noise) ** 2) / noise**2
         curve = slopes.T @ (slopes * weight[:, None]) + np.diag(pull)
         down = -slopes.T @ (weight * error) - pull * (at - typical)
         before = cost
         for _ in range(8):
             move = np.clip(np.linalg.solve(curve + damping * np.diag(np.diag(curve)), down), -1.0, 1.0)
-            tried = residual_of(observations, _efficiency(names, at + move), peak)
-            if _cost(tried, at + move - typical, pull) < cost:
+            tried = residual_of(observations, _efficiency(names, at + move))
+            if _cost(tried, at + move - typical, pull, noise) < cost:
                 at, error, damping = at + move, tried, damping / 3
-                cost = _cost(error, at - typical, pull)
+                cost = _cost(error, at - typical, pull, noise)
                 break
             damping *= 4
         if before - cost < 1e-6 * max(before, 1.0):
             break
-    return _efficiency(names, at)
+    return at
 
 
-def _cost(error: np.ndarray, away: np.ndarray, pull: np.ndarray) -> float:
-    return float(0.5 * np.log1p((error / NOISE) ** 2).sum() + 0.5 * (pull * away**2).sum())
+def _cost(error: np.ndarray, away: np.ndarray, pull: np.ndarray, noise: float) -> float:
+    return float(0.5 * np.log1p((error / noise) ** 2).sum() + 0.5 * (pull * away**2).sum())
 
 
 def _efficiency(names: Sequence[str], logs: np.ndarray) -> Efficiency:

@@ -230,7 +230,7 @@ class StepTime:
 
     def predict(self, step: StepShape) -> float:
         """Seconds of the step: the bound, or the estimate if there is an `efficiency`."""
-        return self.explain(step).seconds
+        return self.seconds(self.work(step)) + self._communication(step.tokens) if step.tokens > 0 else 0.0
 
     def explain(self, step: StepShape) -> StepCost:
         """The step with its terms: what each part costs, and which side binds."""
@@ -255,6 +255,13 @@ class StepTime:
             roof = joined(sides, self.efficiency.overlap)
         terms |= {"all_reduce": reduce, "overhead": overhead}
         return StepCost(roof + reduce + overhead, "memory" if memory >= compute else "compute", terms)
+
+    def seconds(self, work: StepWork) -> float:
+        """Seconds of known work on one GPU."""
+        if self.efficiency is not None:
+            return work.seconds(self._pi, self._beta, self.efficiency)
+        memory, compute = map(sum, zip(*work.sides(self._pi, self._beta, BOUND), strict=True))
+        return max(memory, compute)
 
     def work(self, step: StepShape) -> StepWork:
         """What the step has to do on one GPU."""

@@ -228,6 +228,7 @@ class Api:
             "queue_requests": float(len(self._link.backlog)),
             "queue_prompt_tokens": float(self._link.backlog.tokens),
             "http_active": float(self.active),
+            "step_times_are_estimates": float(self._ready is not None and self._ready.step_times == "estimate"),
         }
         return Response(self._metrics.render(self._link.status, gauges), media_type=CONTENT_TYPE)
 

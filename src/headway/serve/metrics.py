@@ -20,6 +20,7 @@ from headway.engine.ipc import Status
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 LAGS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+RECENT = 100  # steps that the running prediction error looks back over
 TOKENS = tuple(float(4**power) for power in range(11))  # 1 to 1M
 REASONS = ("stop", "length", "abort", "error")
 VLLM_NAMES = {  # of the series that have one there
@@ -104,11 +105,16 @@ class _Seen:
         prompt_tokens: prompt tokens of requests that reached their first token, cached ones included; the n choices of
             one prompt count it once.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache at first admission, and found.
+        predicted: steps that were predicted.
+        recent_ratio, recent_error: measured / predicted of steps and its distance from 1, over about the last `RECENT`.
     """
 
     prompt_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    predicted: int = 0
+    recent_ratio: float = 1.0
+    recent_error: float = 0.0
     http: dict[tuple[str, int], int] = field(default_factory=dict)
     ttft: Histogram = field(default_factory=_seconds)
     itl: Histogram = field(default_factory=_seconds)
@@ -184,12 +190,22 @@ class Metrics:
             self._seen.decode.observe(to_seconds(event.now - live.first))
 
     def _step(self, event: events.StepDone) -> None:
+        if event.predicted:
+            self._compare(event.seconds.total / event.predicted, event.steps)
         for number, emitted in zip(event.rows, event.emitted, strict=True):
             if emitted:
                 self._gaps(self._by_number[number], emitted, event.now)
         for number in self._ended:
             del self._by_number[number]
         self._ended.clear()
+
+    def _compare(self, ratio: float, steps: int) -> None:
+        """A step took `ratio` times what was predicted. Weights fall off exponentially; at first it is a plain mean."""
+        seen = self._seen
+        seen.predicted += steps
+        share = min(1.0, steps * max(1 / RECENT, 1 / seen.predicted))
+        seen.recent_ratio += share * (ratio - seen.recent_ratio)
+        seen.recent_error += share * (abs(ratio - 1) - seen.recent_error)
 
     def _gaps(self, live: _Live, emitted: int, now: int) -> None:
         """Time between tokens: of a step's tokens all but the first have gap 0, as a client sees it."""
@@ -263,6 +279,9 @@ class Metrics:
         yield "step_predicted_steps_total", counter, "Steps the step-time model predicted.", t.predicted_steps
         yield "step_predicted_seconds_total", counter, "Time the model predicted for them.", t.predicted_seconds
         yield "step_prediction_error_seconds_total", counter, "Sum of absolute errors.", t.prediction_error
+        if seen.predicted:
+            yield "step_time_ratio", gauge, "Measured over predicted step time, recent steps.", seen.recent_ratio
+            yield "step_time_error", gauge, "Mean of |ratio - 1| over recent steps.", seen.recent_error
         yield "time_to_first_token_seconds", histogram, "From arrival; queue included.", seen.ttft
         yield "inter_token_latency_seconds", histogram, "Between tokens of a request.", seen.itl
         yield "request_latency_seconds", histogram, "From arrival to the end.", seen.e2e

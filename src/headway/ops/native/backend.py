@@ -112,9 +112,10 @@ class NativeBackend:
 
     def held_as(self, format: str, head: bool = False) -> str:
         """A matrix stored in `format` is held so; head: it is the output matrix."""
-        if self._weights == "stored" or format not in ("f32", "f16", "bf16"):
+        if self._weights == "stored" or format in BLOCKS:
             return format
-        return "int8" if head else self._weights
+        target = "int8" if head else self._weights
+        return f"{target}/{self._group or _TARGETS[target]}"
 
     def prepare(self, weight: Weight) -> Prepared:
         """Pack a matrix for the kernels, on all threads; a vector becomes float32.

@@ -1,0 +1,121 @@
+"""Which prediction an engine gets: the estimate where its format was timed, else the bound, and it says which."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headway.core.errors import BadInput
+from headway.engine import synthetic
+from headway.engine.profile import estimate, fit_formats, held_formats, step_time
+from headway.engine.trial import Point, Rates, observe
+from headway.ops import native
+from headway.ops.native.backend import NativeBackend
+from headway.ops.reference import ReferenceBackend
+from headway.roofline.fit import Fit
+from headway.roofline.probe import Profile
+from headway.roofline.step import Efficiency, StepTime, decode_step
+
+needs_native = pytest.mark.skipif(not native.available(), reason="the compiled module is missing")
+MEASURED = Efficiency(stream=0.9, linear=0.5, overlap=0.8, step=1e-4)
+BODY = Fit(MEASURED, "fp32", 1e11, 0.9, 1.2, 0.04, (2e10, 3e10, 4e10), 70)
+PROFILE = Profile("box", "2026-01-01", 2, 8e9, {"2": 4e10}, {"fp32": 1e11, "int8": 4e11}, {"reference": {"f32": BODY}})
+TINY = replace(
+    synthetic.NARROW, layers=2, heads=4, kv_heads=2, head_dim=8, hidden_size=32, intermediate_size=64, vocab_size=64
+)
+
+
+def tiny():
+    backend = ReferenceBackend()
+    return backend, *synthetic.synthetic(TINY, "tiny", backend, "f32")
+
+
+def test_a_timed_format_gives_an_estimate_and_its_range() -> None:
+    backend, _, shape = tiny()
+    found = step_time(shape, PROFILE, backend)
+    assert (found.label, found.low, found.high, found.reason) == ("estimate", 0.9, 1.2, "")
+    assert found.model.hardware.bandwidth == 3e10  # the usual one while steps were timed
+    now = step_time(shape, PROFILE, backend, Rates(1e10, 9e10)).model.hardware  # of this moment
+    assert (now.bandwidth, now.peaks["fp32"]) == (1e10, 9e10)
+    assert "-10% to +20%" in found.text()
+
+
+def test_an_untimed_format_gives_the_bound_and_says_why() -> None:
+    backend, _, shape = tiny()
+    found = step_time(shape, replace_fits(PROFILE), backend)
+    assert found.label == "bound" and "reference backend on f32" in found.reason and "headway probe" in found.text()
+    step = decode_step(shape, 1, 16)
+    assert found.model.predict(step) < step_time(shape, PROFILE, backend).model.predict(step)
+
+
+def replace_fits(profile: Profile, **fits: dict[str, Fit]) -> Profile:
+    return Profile(profile.name, profile.created, 2, 8e9, profile.read_bandwidth, profile.rates, fits)
+
+
+def test_a_profile_without_the_backends_arithmetic_is_refused() -> None:
+    backend, _, shape = tiny()
+    with pytest.raises(BadInput, match="no fp32 rate"):
+        step_time(shape, Profile("box", "2026-01-01", 2, 8e9, {"2": 4e10}, {"int8": 1e11}), backend)
+
+
+def test_a_head_in_another_format_has_its_own_rates() -> None:
+    """A quarter of four times the peak is the whole of it."""
+    head = Fit(Efficiency(stream=0.7, linear=0.25), "int8", 4e11, 0.9, 1.2, 0.04, (2e10, 3e10, 4e10), 70)
+    found = estimate(tiny()[2], replace_fits(PROFILE, native={"a": BODY, "b": head}), "native", ("a", "b"))
+    assert found is not None and found.model.efficiency is not None
+    assert found.model.efficiency.head_stream == 0.7
+    assert found.model.efficiency.head_linear == pytest.approx(1.0)
+    assert found.model.efficiency.linear == 0.5
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("weights", "group", "held"),
+    [("stored", None, ("q4_1", "bf16")), ("int8", None, ("q4_1", "int8/128")), ("int4", 64, ("q4_1", "int8/64"))],
+)
+def test_a_backend_names_the_format_it_holds_a_matrix_in(weights, group, held) -> None:
+    """Block formats stay what they are; 16-bit ones become what --weights says, the head always 8 bits."""
+    backend = NativeBackend(1, weights, group)
+    assert (backend.held_as("q4_1"), backend.held_as("bf16", head=True)) == held
+
+
+def test_a_trial_runs_the_step_it_was_asked_for() -> None:
+    """Two decodes at context 128 beside a prompt of 32."""
+    _, trial, _ = tiny()
+    point = Point(2, 128, 32)
+    size, seconds = trial.run(point)
+    assert (size.tokens, size.rows, size.logit_rows) == (34, 3, 3)
+    assert size.decode_kv_tokens == (256,) and size.kv_tokens == (256 + 32,)
+    assert seconds > 0 and trial.run(point)[0] == size
+
+
+def test_steps_are_left_out_where_the_machine_changed_its_speed() -> None:
+    _, trial, shape = tiny()
+    model = StepTime(shape, step_time(shape, PROFILE, ReferenceBackend()).model.hardware, math="fp32")
+    rates = iter([Rates(1e10, 1e11), Rates(1e10, 1e11), Rates(3e10, 1e11), Rates(3e10, 2e11), Rates(3e10, 2e11)])
+    found = observe(trial, model, [Point(rows, 128) for rows in (1, 2, 4, 8)], lambda: next(rates), 1)
+    assert [one.point for one in found] == ["tiny: decode 1 at 128", "tiny: decode 8 at 128"]
+    assert [one.bandwidth for one in found] == pytest.approx([1e10, 3e10])
+    assert [one.peak for one in found] == pytest.approx([1e11, 2e11])
+
+
+def test_fits_are_added_to_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On models small enough for a test."""
+    monkeypatch.setattr(synthetic, "SIZES", (("narrow", TINY), ("wide", replace(TINY, hidden_size=64, layers=1))))
+    told: list[str] = []
+    found = fit_formats(replace_fits(PROFILE), "reference", ["f32"], told.append)
+    fitted = found.fits["reference"]["f32"]
+    assert fitted.math == "fp32" and fitted.low <= 1 <= fitted.high and set(told) == {"f32"}
+    assert step_time(tiny()[2], found, ReferenceBackend()).label == "estimate"
+
+
+@needs_native
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(BadInput, match="'q9_9' is not a weight format"):
+        fit_formats(PROFILE, "native", ["q9_9"])
+
+
+def test_the_formats_held_come_from_the_shape() -> None:
+    backend, _, shape = tiny()
+    assert held_formats(shape, backend) == ("f32", "f32")
