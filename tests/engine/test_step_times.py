@@ -20,7 +20,9 @@ from headway.roofline.step import Efficiency, StepTime, decode_step
 needs_native = pytest.mark.skipif(not native.available(), reason="the compiled module is missing")
 MEASURED = Efficiency(stream=0.9, linear=0.5, overlap=0.8, step=1e-4)
 BODY = Fit(MEASURED, "fp32", 1e11, 0.9, 1.2, 0.04, (2e10, 3e10, 4e10), 70)
-PROFILE = Profile("box", "2026-01-01", 2, 8e9, {"2": 4e10}, {"fp32": 1e11, "int8": 4e11}, {"reference": {"f32": BODY}})
+PROFILE = Profile(
+    "box", "2026-01-01", 2, 8e9, {"2": 4e10}, {"fp32": 1e11, "int8": 4e11}, {"reference": {"f32": [BODY]}}
+)
 TINY = replace(
     synthetic.NARROW, layers=2, heads=4, kv_heads=2, head_dim=8, hidden_size=32, intermediate_size=64, vocab_size=64
 )
@@ -49,7 +51,7 @@ def test_an_untimed_format_gives_the_bound_and_says_why() -> None:
     assert found.model.predict(step) < step_time(shape, PROFILE, backend).model.predict(step)
 
 
-def replace_fits(profile: Profile, **fits: dict[str, Fit]) -> Profile:
+def replace_fits(profile: Profile, **fits: dict[str, list[Fit]]) -> Profile:
     return Profile(profile.name, profile.created, 2, 8e9, profile.read_bandwidth, profile.rates, fits)
 
 
@@ -62,7 +64,7 @@ def test_a_profile_without_the_backends_arithmetic_is_refused() -> None:
 def test_a_head_in_another_format_has_its_own_rates() -> None:
     """A quarter of four times the peak is the whole of it."""
     head = Fit(Efficiency(stream=0.7, linear=0.25), "int8", 4e11, 0.9, 1.2, 0.04, (2e10, 3e10, 4e10), 70)
-    found = estimate(tiny()[2], replace_fits(PROFILE, native={"a": BODY, "b": head}), "native", ("a", "b"))
+    found = estimate(tiny()[2], replace_fits(PROFILE, native={"a": [BODY], "b": [head]}), "native", ("a", "b"))
     assert found is not None and found.model.efficiency is not None
     assert found.model.efficiency.head_stream == 0.7
     assert found.model.efficiency.head_linear == pytest.approx(1.0)
@@ -94,10 +96,25 @@ def test_steps_are_left_out_where_the_machine_changed_its_speed() -> None:
     _, trial, shape = tiny()
     model = StepTime(shape, step_time(shape, PROFILE, ReferenceBackend()).model.hardware, math="fp32")
     rates = iter([Rates(1e10, 1e11), Rates(1e10, 1e11), Rates(3e10, 1e11), Rates(3e10, 2e11), Rates(3e10, 2e11)])
-    found = observe(trial, model, [Point(rows, 128) for rows in (1, 2, 4, 8)], lambda: next(rates), 1)
-    assert [one.point for one in found] == ["tiny: decode 1 at 128", "tiny: decode 8 at 128"]
+    found = observe(trial, model, [Point(1, 128)], lambda: next(rates), 4)
     assert [one.bandwidth for one in found] == pytest.approx([1e10, 3e10])
     assert [one.peak for one in found] == pytest.approx([1e11, 2e11])
+
+
+def test_a_point_without_a_steady_step_keeps_the_others() -> None:
+    _, trial, shape = tiny()
+    model = StepTime(shape, step_time(shape, PROFILE, ReferenceBackend()).model.hardware, math="fp32")
+    rates = iter([Rates(1e10, 1e11), Rates(4e10, 1e11)])
+    assert [one.bandwidth for one in observe(trial, model, [Point(1, 128)], lambda: next(rates), 1)] == [2e10]
+
+
+def test_the_fit_of_the_regime_is_taken() -> None:
+    fast = Fit(Efficiency(linear=0.3), "fp32", 1e11, 0.8, 1.3, 0.05, (5e10, 6e10, 7e10), 20)
+    profile = replace_fits(PROFILE, reference={"f32": [BODY, fast]})
+    backend, _, shape = tiny()
+    assert step_time(shape, profile, backend, Rates(5e10, 1e11)).low == 0.8
+    assert step_time(shape, profile, backend, Rates(3.2e10, 1e11)).low == 0.9
+    assert step_time(shape, profile, backend).low == 0.9  # where it was most often
 
 
 def test_fits_are_added_to_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +122,7 @@ def test_fits_are_added_to_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "SIZES", (("narrow", TINY), ("wide", replace(TINY, hidden_size=64, layers=1))))
     told: list[str] = []
     found = fit_formats(replace_fits(PROFILE), "reference", ["f32"], told.append)
-    fitted = found.fits["reference"]["f32"]
+    fitted = found.fits["reference"]["f32"][0]
     assert fitted.math == "fp32" and fitted.low <= 1 <= fitted.high and set(told) == {"f32"}
     assert step_time(tiny()[2], found, ReferenceBackend()).label == "estimate"
 

@@ -8,7 +8,7 @@ import pytest
 
 from headway.core.errors import BadInput
 from headway.roofline.catalogue import find_model
-from headway.roofline.fit import TYPICAL, Observation, fit, residual_of
+from headway.roofline.fit import TYPICAL, Observation, fit, fit_regimes, nearest, residual_of
 from headway.roofline.hardware import find_hardware
 from headway.roofline.probe import Profile, load_profile, save_profile
 from headway.roofline.shape import ModelShape
@@ -78,6 +78,19 @@ def test_a_constant_that_no_step_shows_stays_typical() -> None:
     assert fit(slow, "int8").efficiency.ceiling == pytest.approx(TYPICAL["ceiling"][0], rel=0.3)
 
 
+def test_two_regimes_have_a_fit_each() -> None:
+    """Where memory is fast, everything else takes 1.4 times as long, as when cores lie far apart."""
+    mixed = [
+        msgspec.structs.replace(one, seconds=one.seconds * (1.4 if one.bandwidth == BETA else 1.0))
+        for one in measured(0.01, repeats=6)
+    ]
+    fits = fit_regimes(mixed, "int8")
+    assert len(fits) == 2
+    for one in mixed:
+        assert abs(residual_of([one], nearest(fits, one.bandwidth).efficiency)[0]) < 0.12
+    assert len(fit_regimes([one for one in mixed if one.bandwidth == BETA], "int8")) == 1
+
+
 def test_too_few_steps_are_refused() -> None:
     with pytest.raises(BadInput, match="steps: 3 steps of 1 sizes"):
         fit(measured(0.0)[:3], "int8")
@@ -97,7 +110,7 @@ def test_a_ceiling_is_felt_where_memory_is_faster() -> None:
 
 def test_a_profile_keeps_its_fits(tmp_path) -> None:
     profile = Profile("box", "2026-01-01", 2, 8e9, {"2": BETA}, {"int8": PEAK})
-    profile = msgspec.structs.replace(profile, fits={"native": {"q4_0": fit(measured(0.0), "int8")}})
+    profile = msgspec.structs.replace(profile, fits={"native": {"q4_0": [fit(measured(0.0), "int8")]}})
     save_profile(profile, tmp_path / "p.json")
     assert load_profile(tmp_path / "p.json") == profile
 

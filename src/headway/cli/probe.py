@@ -120,10 +120,11 @@ def _print(profile: Profile, as_json: bool) -> None:
     for name, rate in profile.rates.items():
         print(f"  arithmetic, {name:<9}  {rate / 1e9:8.1f} GFLOP/s  ({rate / profile.bandwidth:.1f} FLOPs per byte)")
     for backend, fits in profile.fits.items():
-        for format, fit in fits.items():
+        for format, fit in [(format, one) for format, regimes in fits.items() for one in regimes]:
             e = fit.efficiency
             print(
-                f"  {backend} steps, {format:<9} {fit.steps} timed, error {fit.error:.1%}, 90 % within "
+                f"  {backend} steps, {format:<9} {fit.steps} timed at {fit.bandwidth[1] / 1e9:.0f} GB/s, "
+                f"error {fit.error:.1%}, 90 % within "
                 f"{fit.low - 1:+.0%} to {fit.high - 1:+.0%}; reads {e.stream:.0%} of bandwidth, at most "
                 f"{e.ceiling / 1e9:.0f} GB/s, multiplies at {e.linear:.0%} of {fit.math}"
             )

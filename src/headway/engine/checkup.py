@@ -13,6 +13,7 @@ from headway.engine.machine import free_memory, isa, usable_cores
 from headway.engine.memory import GIB
 from headway.engine.profile import (
     Timing,
+    covers,
     fit_formats,
     held_formats,
     machine_probe,
@@ -155,11 +156,21 @@ def checkup(
     if not missing:
         say("running real steps")
         found = _real_steps(device, loaded, said.model, points, probe)
+        profile = _for_regime(profile, device, loaded, found, say)
+        now = Rates(median(one.bandwidth for one in found), median(one.peak for one in found))
+        said = step_time(loaded.shape, profile, device, now)
     best = max(now.bandwidth, profile.bandwidth)
     machine = msgspec.structs.replace(said.model.hardware, bandwidth=best, peaks=profile.rates)
     roof = StepTime(loaded.shape, machine, math=said.model.math)
-    decode = [_prediction(said, roof, Point(batch, context), found) for batch in BATCHES]
-    prefill = _prediction(said, roof, Point(0, context, PROMPT), found)
+
+    def predicted(point: Point) -> Prediction:
+        own = [one for one in found if one.point == f"{loaded.shape.name}: {point.name}"]
+        then = [step_time(loaded.shape, profile, device, Rates(one.bandwidth, one.peak)) for one in own]
+        pairs = [(at.model.seconds(one.work), one.seconds) for at, one in zip(then, own, strict=True)]
+        return _prediction(said, roof, point, pairs)
+
+    decode = [predicted(Point(batch, context)) for batch in BATCHES]
+    prefill = predicted(Point(0, context, PROMPT))
     return Checkup(
         isa=isa(),
         threads=cores,
@@ -204,14 +215,25 @@ def _real_steps(
     return found
 
 
-def _prediction(said: Timing, roof: StepTime, point: Point, found: list[Observation]) -> Prediction:
+def _for_regime(
+    profile: Profile, device: Backend, loaded: Model, found: list[Observation], say: Callable[[str], None]
+) -> Profile:
+    """With fits of the regime that the machine was in during the real steps, if it is in it still."""
+    bandwidth = median(one.bandwidth for one in found)
+    for format in dict.fromkeys(held_formats(loaded.shape, device)):
+        if not any(covers(one, bandwidth) for one in profile.fits[device.name][format]):
+            say(f"the machine changed its speed; timing made-up models in {format} again")
+            profile = fit_formats(profile, device.name, [format])
+    return profile
+
+
+def _prediction(said: Timing, roof: StepTime, point: Point, pairs: list[tuple[float, float]]) -> Prediction:
+    """pairs: (predicted, measured) seconds of real steps."""
     shape = said.model.shape
     size = prefill_step(shape, point.chunk) if point.chunk else decode_step(shape, point.rows, point.context)
     tokens = point.chunk or point.rows
     bound = roof.explain(size)
     seconds = said.model.predict(size)
-    own = [one for one in found if one.point == f"{shape.name}: {point.name}"]
-    pairs = [(_seconds_at(said.model, one), one.seconds) for one in own]
     if pairs and said.label == "estimate":
         seconds = median(predicted for predicted, _ in pairs)
     return Prediction(
@@ -226,11 +248,3 @@ def _prediction(said: Timing, roof: StepTime, point: Point, found: list[Observat
         measured=tokens / median(took for _, took in pairs) if pairs else None,
         predicted_over_measured=median(took / predicted for predicted, took in pairs) if pairs else None,
     )
-
-
-def _seconds_at(model: StepTime, one: Observation) -> float:
-    """Prediction for what memory and cores gave in the same moment."""
-    peaks = model.hardware.peaks | {model.math: one.peak}
-    machine = msgspec.structs.replace(model.hardware, bandwidth=one.bandwidth, peaks=peaks)
-    again = StepTime(model.shape, machine, math=model.math, efficiency=model.efficiency)
-    return again.seconds(one.work)

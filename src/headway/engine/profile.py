@@ -20,7 +20,7 @@ from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
 from headway.ops.weight import FORMATS
-from headway.roofline.fit import Fit
+from headway.roofline.fit import GAP, Fit, nearest
 from headway.roofline.probe import Profile, device_of, float32_rate, load_profile, measure, read_bandwidth
 from headway.roofline.shape import ModelShape
 from headway.roofline.step import Efficiency, StepTime
@@ -80,7 +80,9 @@ def fit_formats(
     probe_of = partial(machine_probe, profile.threads)
     for format, (make, stored) in makers.items():
         found = measure_format(make, stored, probe_of, partial(progress, format))
-        fits.setdefault(backend, {})[format] = found
+        known = fits.setdefault(backend, {}).get(format, [])
+        others = [one for one in known if all(not covers(new, one.bandwidth[1]) for new in found)]
+        fits[backend][format] = found + others
     return msgspec.structs.replace(profile, fits=fits)
 
 
@@ -174,12 +176,17 @@ def estimate(
     fits = profile.fits.get(backend, {})
     if any(format not in fits for format in formats):
         return None
-    body, head = (fits[format] for format in formats)
+    body, head = (nearest(fits[format], now.bandwidth if now else None) for format in formats)
     device = device_of(profile)
     now = now or Rates(body.bandwidth[1], body.peak)
     device = msgspec.structs.replace(device, bandwidth=now.bandwidth, peaks=device.peaks | {body.math: now.peak})
     model = StepTime(shape, device, math=body.math, efficiency=_with_head(body, head, profile.rates))
     return Timing(model, "estimate", body.low, body.high, "")
+
+
+def covers(fitted: Fit, bandwidth: float) -> bool:
+    """Was this bandwidth of the fit's regime?"""
+    return fitted.bandwidth[0] / GAP < bandwidth < fitted.bandwidth[2] * GAP
 
 
 def _with_head(body: Fit, head: Fit, rates: Mapping[str, float]) -> Efficiency:

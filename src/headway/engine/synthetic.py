@@ -17,7 +17,7 @@ from headway.engine.trial import Point, Rates, Trial, observe
 from headway.model import llama
 from headway.ops.protocol import Backend
 from headway.ops.weight import Weight, stored_bytes
-from headway.roofline.fit import Fit, Observation, fit
+from headway.roofline.fit import Fit, Observation, fit_regimes
 from headway.roofline.hardware import Hardware
 from headway.roofline.shape import ByRole, ModelShape
 from headway.roofline.step import StepTime
@@ -60,8 +60,8 @@ def synthetic(config: llama.LlamaConfig, name: str, backend: Backend, format: st
 def measure_format(
     make: Callable[[], Backend], format: str, probe_of: Callable[[str], Callable[[], Rates]],
     progress: Callable[[], None] = lambda: None,
-) -> Fit:  # fmt: skip
-    """Fit what a backend reaches on matrices stored in `format`.
+) -> list[Fit]:  # fmt: skip
+    """Fit what a backend reaches on matrices stored in `format`, in each regime the machine was in.
 
     Args:
         make: a fresh backend of the kind.
@@ -80,4 +80,4 @@ def measure_format(
         trial.close()
         del trial, backend
         gc.collect()  # a model's weights are gone before the next one's are made
-    return fit(found, math)
+    return fit_regimes(found, math)

@@ -30,10 +30,12 @@ class Rates(NamedTuple):
     bandwidth: float
     peak: float
 
-    def between(self, after: Rates) -> Rates | None:
-        """Of the time between two probes; None if they disagree."""
-        if any(max(pair) >= FLIP * min(pair) for pair in zip(self, after, strict=True)):
-            return None
+    def steady(self, after: Rates) -> bool:
+        """Do two probes agree?"""
+        return all(max(pair) < FLIP * min(pair) for pair in zip(self, after, strict=True))
+
+    def between(self, after: Rates) -> Rates:
+        """Of the time between two probes."""
         return Rates((self.bandwidth * after.bandwidth) ** 0.5, (self.peak * after.peak) ** 0.5)
 
 
@@ -118,22 +120,24 @@ def observe(
     trial: Trial, model: StepTime, points: Sequence[Point], probe: Callable[[], Rates], rounds: int,
     progress: Callable[[], None] = lambda: None,
 ) -> list[Observation]:  # fmt: skip
-    """Run every point `rounds` times, in turns, each between two probes; left out where the machine changed its speed
-    meanwhile.
+    """Run every point `rounds` times, in turns, each between two probes. Steps while the machine changed its speed are
+    left out, unless a point has no others.
 
     Args:
         model: of the trial's model, to say what a step has to do.
         probe: measures the machine.
     """
-    found = []
+    found: list[Observation] = []
+    unsteady: list[Observation] = []
     before = probe()
     for _ in range(rounds):
         for point in points:
             shape, seconds = trial.run(point)
             after = probe()
-            rates = before.between(after)
-            if rates is not None:
-                found.append(Observation(model.work(shape), *rates, seconds, f"{model.shape.name}: {point.name}"))
+            name = f"{model.shape.name}: {point.name}"
+            kept = found if before.steady(after) else unsteady
+            kept.append(Observation(model.work(shape), *before.between(after), seconds, name))
             before = after
             progress()
-    return found
+    seen = {one.point for one in found}
+    return found + [one for one in unsteady if one.point not in seen]

@@ -12,6 +12,7 @@ fit, each by Gauss-Newton steps with Levenberg's damping. Steps may come from mo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -29,6 +30,8 @@ TYPICAL = {
 NOISE = (0.3, 0.03)  # error of a step, as a logarithm: while searching, and usually
 BOUNDED = ("overlap",)  # shares that cannot pass 1 (another share may: a probe is no exact peak)
 FOLDS = 4
+GAP = 1.2  # bandwidths further apart than this, with none between, are two regimes of the machine
+COVER = 12  # sizes of step that a regime must have shown to be fitted by itself
 LEAST = 12  # steps that a fit needs: as many as there are constants
 ROUNDS = 60
 QUANTILES = (0.05, 0.95)
@@ -103,6 +106,34 @@ def fit(observations: Sequence[Observation], math: str) -> Fit:
         bandwidth=(min(rates), float(np.median(rates)), max(rates)),
         steps=len(observations),
     )
+
+
+def fit_regimes(observations: Sequence[Observation], math: str) -> list[Fit]:
+    """A fit for each regime that the machine was in, the one with most steps first.
+
+    A virtual machine's cores may move to places with more memory bandwidth but slower ways between cores, so that all
+    constants change at once; bandwidth tells the regimes apart. One that showed too few steps is left out.
+
+    Raises:
+        BadInput: as `fit`.
+    """
+    ordered = sorted(observations, key=lambda one: one.bandwidth)
+    rates = [one.bandwidth for one in ordered]
+    jumps = [after / before for before, after in pairwise(rates)]
+    if jumps and max(jumps) > GAP:
+        cut = jumps.index(max(jumps)) + 1
+        parts = sorted((ordered[:cut], ordered[cut:]), key=len, reverse=True)
+        enough = [part for part in parts if len({one.point for one in part}) >= COVER and len(part) >= LEAST]
+        if enough:
+            return [fit(part, math) for part in enough]
+    return [fit(observations, math)]
+
+
+def nearest(fits: Sequence[Fit], bandwidth: float | None) -> Fit:
+    """The fit of the regime that this bandwidth belongs to; None = of the one with most steps."""
+    if bandwidth is None:
+        return max(fits, key=lambda one: one.steps)
+    return min(fits, key=lambda one: abs(np.log(one.bandwidth[1] / bandwidth)))
 
 
 def residual_of(observations: Sequence[Observation], efficiency: Efficiency) -> np.ndarray:

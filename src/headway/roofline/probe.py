@@ -35,8 +35,8 @@ class Profile(msgspec.Struct, frozen=True):
         memory: bytes the engine may use.
         read_bandwidth: bytes/s by number of reading threads (as text, JSON's keys).
         rates: FLOP/s by number format: fp32 through numpy's BLAS, others through Headway's own kernels.
-        fits: what Headway's own steps reach of these, by backend and the format it holds weights in; empty: only bounds
-            can be told.
+        fits: what Headway's own steps reach of these, by backend and the format it holds weights in, one per regime of
+            the machine; empty: only bounds can be told.
         version: of the file's layout.
     """
 
@@ -46,7 +46,7 @@ class Profile(msgspec.Struct, frozen=True):
     memory: float
     read_bandwidth: dict[str, float]
     rates: dict[str, float]
-    fits: dict[str, dict[str, Fit]] = {}
+    fits: dict[str, dict[str, list[Fit]]] = {}
     version: int = VERSION
 
     @property
