@@ -186,7 +186,7 @@ def estimate(
 
 def covers(fitted: Fit, bandwidth: float) -> bool:
     """Was this bandwidth of the fit's regime?"""
-    return fitted.bandwidth[0] / GAP < bandwidth < fitted.bandwidth[2] * GAP
+    return fitted.bandwidth[1] / GAP < bandwidth < fitted.bandwidth[1] * GAP
 
 
 def _with_head(body: Fit, head: Fit, rates: Mapping[str, float]) -> Efficiency:

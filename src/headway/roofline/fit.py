@@ -12,7 +12,6 @@ fit, each by Gauss-Newton steps with Levenberg's damping. Steps may come from mo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -30,7 +29,8 @@ TYPICAL = {
 NOISE = (0.3, 0.03)  # error of a step, as a logarithm: while searching, and usually
 BOUNDED = ("overlap",)  # shares that cannot pass 1 (another share may: a probe is no exact peak)
 FOLDS = 4
-GAP = 1.2  # bandwidths further apart than this, with none between, are two regimes of the machine
+SPREAD = 1.35  # bandwidths that differ by more are of two regimes of the machine
+GAP = 1.25  # a bandwidth this close to the median of a regime belongs to it
 COVER = 12  # sizes of step that a regime must have shown to be fitted by itself
 LEAST = 12  # steps that a fit needs: as many as there are constants
 ROUNDS = 60
@@ -117,12 +117,13 @@ def fit_regimes(observations: Sequence[Observation], math: str) -> list[Fit]:
     Raises:
         BadInput: as `fit`.
     """
-    ordered = sorted(observations, key=lambda one: one.bandwidth)
-    rates = [one.bandwidth for one in ordered]
-    jumps = [after / before for before, after in pairwise(rates)]
-    if jumps and max(jumps) > GAP:
-        cut = jumps.index(max(jumps)) + 1
-        parts = sorted((ordered[:cut], ordered[cut:]), key=len, reverse=True)
+    rates = [one.bandwidth for one in observations]
+    least, most = np.quantile(rates, QUANTILES) if rates else (1.0, 1.0)
+    if most > SPREAD * least:
+        middle = (least * most) ** 0.5
+        slow = [one for one in observations if one.bandwidth < middle]
+        fast = [one for one in observations if one.bandwidth >= middle]
+        parts = sorted((slow, fast), key=len, reverse=True)
         enough = [part for part in parts if len({one.point for one in part}) >= COVER and len(part) >= LEAST]
         if enough:
             return [fit(part, math) for part in enough]
