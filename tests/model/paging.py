@@ -58,4 +58,4 @@ class Bench:
                 table.append(self.free.pop())
             rows.append((ids, start, [table] * len(self.layout.groups)))
             self.length[name] = start + len(ids)
-        return self.program.run(step_batch(self.layout, rows, logits)).copy()
+        return self.program.run(step_batch(self.layout, rows, logits)).rows.copy()

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from headway.core.request import SamplingParams
 from headway.core.step import RowInit
+from headway.sampling.logits import summarise
 from headway.sampling.logprobs import token_logprobs
-from headway.sampling.pipeline import sample
 from headway.sampling.rows import RowFailure, RowState
 from headway.sampling.trace import row_before, trace
+from tests.sampling.drawing import sample
 
 
 def random_logits(seed: int, rows: int, vocab: int = 61) -> np.ndarray:
@@ -29,7 +30,7 @@ def test_values_and_ranks_equal_a_log_softmax(rows: int) -> None:
     logits = random_logits(rows, rows)
     tokens = np.random.default_rng(0).integers(0, 61, rows).tolist()
     expected = reference(logits)
-    for row, token, report in zip(expected, tokens, token_logprobs(logits, tokens, 5), strict=True):
+    for row, token, report in zip(expected, tokens, token_logprobs(summarise(logits), tokens, 5), strict=True):
         order = np.argsort(-row, kind="stable")
         assert report.token == token
         assert report.logprob == pytest.approx(row[token], abs=1e-5)
@@ -41,7 +42,7 @@ def test_values_and_ranks_equal_a_log_softmax(rows: int) -> None:
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=30), st.integers(0, 29), st.integers(0, 40))
 def test_rank_is_the_place_in_the_list_even_among_ties(values: list[int], token: int, top: int) -> None:
     token %= len(values)
-    (report,) = token_logprobs(np.array([values], np.float32), [token], top)
+    (report,) = token_logprobs(summarise(np.array([values], np.float32)), [token], top)
     assert len(report.top) == min(top, len(values))
     assert (report.rank <= top) == (token in [one for one, _ in report.top])
     if report.rank <= top:
@@ -55,8 +56,7 @@ def test_sampling_parameters_do_not_touch_them() -> None:
     expected = reference(logits)[0]
     for params in (plain, shaped):
         result = sample(logits, [RowState(RowInit("r", (1,), 1, params))], [1])
-        (report,) = result.logprobs
-        assert report is not None
+        report = result.logprobs[0]
         assert report.token == result.tokens[0]
         assert report.logprob == pytest.approx(expected[report.token], abs=1e-5)
     assert report.token == 7
@@ -64,7 +64,7 @@ def test_sampling_parameters_do_not_touch_them() -> None:
 
 def test_masked_alternatives_are_minus_infinity_not_nan() -> None:
     logits = np.array([[0.0, -np.inf, -np.inf]], np.float32)
-    (report,) = token_logprobs(logits, [2], 3)
+    (report,) = token_logprobs(summarise(logits), [2], 3)
     assert report.logprob == -np.inf
     assert report.top == ((0, 0.0), (1, -np.inf), (2, -np.inf))
 
@@ -74,11 +74,11 @@ def test_logits_that_are_not_numbers_have_none(bad: float) -> None:
     logits = random_logits(0, 3)
     logits[1, 5] = bad
     with pytest.raises(RowFailure, match="not finite"):
-        token_logprobs(logits, [0, 0, 0], 1)
+        token_logprobs(summarise(logits), [0, 0, 0], 1)
 
 
 def test_zero_alternatives_report_the_token_alone() -> None:
-    assert token_logprobs(random_logits(0, 1), [3], 0)[0].top == ()
+    assert token_logprobs(summarise(random_logits(0, 1)), [3], 0)[0].top == ()
 
 
 # -- the trace of one position -----------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -12,21 +11,16 @@ from hypothesis import strategies as st
 
 from headway.core.errors import BadInput
 from headway.core.request import SamplingParams
-from headway.core.step import RowInit
+from headway.sampling.adjust import adjust
 from headway.sampling.noise import dense_uniforms
-from headway.sampling.pipeline import Survivors, adjust, draw, keep_min_p, keep_top_p, sample, truncate
-from headway.sampling.rows import RowFailure, RowState, TokenCounts, check_params
+from headway.sampling.pipeline import Survivors, draw, keep_min_p, keep_top_p, truncate
+from headway.sampling.rows import RowFailure, TokenCounts, check_params
+from headway.sampling.sampler import Sampled
 from headway.sampling.select import largest
 from headway.sampling.verify import verify
+from tests.sampling.drawing import row, sample
 
 VOCAB = 97
-
-
-def row(
-    tokens: tuple[int, ...] = (1, 2), prompt_len: int = 2, choice: int = 0, stop: tuple[int, ...] = (), **fields: object
-) -> RowState:
-    params = SamplingParams(**{"seed": 1, **fields})  # type: ignore[arg-type]
-    return RowState(RowInit("r", tokens, prompt_len, params, choice, stop))
 
 
 def logits_of(*probabilities: float) -> np.ndarray:
@@ -179,14 +173,20 @@ def test_a_bad_row_fails_alone(bad: float, sentence: str, temperature: float) ->
     assert [result.tokens[0], result.tokens[2]] == alone.tokens
 
 
-def test_a_row_without_log_probabilities_fails_before_its_token_counts() -> None:
+def test_a_row_that_is_not_finite_fails_before_its_token_counts() -> None:
     logits = random_logits(0)
-    logits[0, 5] = np.nan  # masked, so a token could be drawn, but the raw distribution does not exist
+    logits[0, 5] = np.nan  # masked, so a token could be drawn, but the model's distribution does not exist
     state = row(stop=(5,), min_tokens=3, logprobs=1, presence_penalty=1.0)
     result = sample(logits, [state], [2])
-    assert (result.tokens, result.logprobs) == ([-1], [None])
-    assert "no log probabilities" in result.failed[0]
+    assert result.tokens[0] < 0
+    assert not result.logprobs
+    assert "not finite" in result.failed[0]
     assert state.output is not None and not len(state.output.ids)
+
+
+def test_a_row_whose_every_token_is_masked_says_so() -> None:
+    state = row(stop=tuple(range(VOCAB)), min_tokens=3)
+    assert "no token is allowed at position 2" in sample(random_logits(0), [state], [2]).failed[0]
 
 
 @given(st.lists(st.integers(0, 40)), st.lists(st.integers(0, 40)))
@@ -329,4 +329,4 @@ def test_a_failing_position_fails_the_row() -> None:
     first = draw(logits[0], row(), 2)
     with pytest.raises(RowFailure):
         verify(logits, row(), 2, [first])
-    assert astuple(sample(logits[:1], [row()], [2])) == ([first], [None], {})
+    assert sample(logits[:1], [row()], [2]) == Sampled([first])

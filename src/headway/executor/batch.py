@@ -1,7 +1,8 @@
 """Rows an executor holds, and the `StepBatch` arrays built from them and a plan.
 
 The scheduler decides everything; this only remembers, per row, the tokens and the block table that plans told it,
-and lays them out for the backend.
+and lays them out for the backend. Every row has a slot, which is its line in all arrays; a step of decoding is laid out
+by a few operations over slots, into arrays that stay from step to step.
 """
 
 from __future__ import annotations
@@ -10,106 +11,123 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headway.core.step import RowInit, StepPlan, Work
+from headway.core.step import Capabilities, RowInit, StepPlan, Work
 from headway.ops.protocol import GroupBatch, StepBatch
 
 
-class Row:
-    """What stays with a row between steps.
+class Rows:
+    """All live rows, kept in step with the plans.
 
     Attributes:
-        init: the RowInit it was created from.
-        tokens: int32 [capacity], its ids; the first `length` are valid.
-        tables: per KV group, int32 [max_blocks], block ids; the first `held[group]` are valid.
+        slots: slot by request id.
+        inits: by slot, what a row was created from; None where the slot is free.
+        tokens: int32 [slots, max_model_len + 1], token ids as far as they are known.
     """
 
-    __slots__ = ("held", "init", "length", "tables", "tokens")
-
-    def __init__(self, init: RowInit, max_len: int, max_blocks: int) -> None:
-        self.init = init
-        self.length = len(init.tokens)
-        self.tokens = np.empty(max_len + 1, np.int32)
-        self.tokens[: self.length] = init.tokens
-        self.tables = [np.full(max_blocks, -1, np.int32) for _ in init.blocks]
-        self.held = [0] * len(init.blocks)
-        self.extend_tables(init.blocks)
-
-    def extend_tables(self, blocks: Sequence[Sequence[int]]) -> None:
-        for group, added in enumerate(blocks):
-            if added:
-                start = self.held[group]
-                self.held[group] = start + len(added)
-                self.tables[group][start : start + len(added)] = added
-
-    def append(self, tokens: Sequence[int]) -> None:
-        self.tokens[self.length : self.length + len(tokens)] = tokens
-        self.length += len(tokens)
-
-
-class Rows:
-    """All live rows by id, kept in step with the plans."""
-
-    def __init__(self, groups: int, block_size: int, max_len: int) -> None:
-        self.groups = groups
-        self.block_size = block_size
-        self.max_len = max_len
-        self.max_blocks = -(-max_len // block_size) + 1
-        self.by_id: dict[str, Row] = {}
+    def __init__(self, limits: Capabilities) -> None:
+        self._block_size = limits.block_size
+        rows, most = limits.max_rows, limits.max_tokens_per_step
+        max_blocks = -(-limits.max_model_len // limits.block_size) + 1
+        groups = range(len(limits.blocks))
+        self.slots: dict[str, int] = {}
+        self.inits: list[RowInit | None] = [None] * rows
+        self.tokens = np.zeros((rows, limits.max_model_len + 1), np.int32)
+        self._free = list(range(rows))[::-1]
+        self._tables = [np.full((rows, max_blocks), -1, np.int32) for _ in groups]
+        self._held = [[0] * rows for _ in groups]  # entries of each table in use
+        # Of the step being laid out; rows first, then tokens.
+        self._slot, self._start, self._count, self._kv_len = (np.empty(rows, np.int32) for _ in range(4))
+        self._query_start = np.zeros(rows + 1, np.int32)
+        self._adapter = np.zeros(rows, np.int32)
+        self._ids, self._positions = np.empty(most, np.int32), np.empty(most, np.int32)
+        self._at, self._block = np.empty(most, np.int64), np.empty(most, np.int64)
+        self._slots_of_group = [np.empty(most, np.int64) for _ in groups]
+        self._upwards = np.arange(most, dtype=np.int32)
 
     def apply(self, plan: StepPlan) -> None:
-        """Drop rows that are gone, create the new ones, append the blocks that this step adds."""
+        """Drop rows that are gone, create the new ones, append the blocks and the drafts of this step."""
         for gone in plan.gone:
-            self.by_id.pop(gone, None)
+            slot = self.slots.pop(gone, None)
+            if slot is not None:
+                self.inits[slot] = None
+                self._free.append(slot)
         for init in plan.new:
-            self.by_id[init.id] = Row(init, self.max_len, self.max_blocks)
+            self._create(init)
         for work in plan.work:
-            row = self.by_id[work.id]
             if work.blocks:
-                row.extend_tables(work.blocks)
+                self._extend(self.slots[work.id], work.blocks)
             if work.draft:  # proposed ids sit behind the row's own until they are accepted
-                row.tokens[row.length : row.length + len(work.draft)] = work.draft
+                end = work.start + work.count
+                self.tokens[self.slots[work.id], end - len(work.draft) : end] = work.draft
 
-    def batch(self, work: Sequence[Work]) -> StepBatch:
-        """Lay out a plan's rows one after another, without padding."""
-        counts = np.array([item.count for item in work], np.int32)
-        starts = np.array([item.start for item in work], np.int32)
-        query_start = np.zeros(len(work) + 1, np.int32)
+    def _create(self, init: RowInit) -> None:
+        slot = self.slots[init.id] = self._free.pop()
+        self.inits[slot] = init
+        self.tokens[slot, : len(init.tokens)] = init.tokens
+        for table, held in zip(self._tables, self._held, strict=True):
+            table[slot] = -1
+            held[slot] = 0
+        self._extend(slot, init.blocks)
+
+    def _extend(self, slot: int, blocks: Sequence[Sequence[int]]) -> None:
+        for table, held, added in zip(self._tables, self._held, blocks, strict=False):
+            if added:
+                start = held[slot]
+                held[slot] = start + len(added)
+                table[slot, start : start + len(added)] = added
+
+    def batch(self, work: Sequence[Work]) -> tuple[StepBatch, np.ndarray]:
+        """Lay out a plan's rows one after another, without padding -> the batch, and the slot of each row (int32).
+
+        Both are overwritten by the next step's.
+        """
+        n = len(work)
+        slots, starts, counts, kv_len = (a[:n] for a in (self._slot, self._start, self._count, self._kv_len))
+        slots[:] = [self.slots[one.id] for one in work]
+        starts[:] = [one.start for one in work]
+        counts[:] = [one.count for one in work]
+        np.add(starts, counts, out=kv_len)
+        query_start = self._query_start[: n + 1]
         np.cumsum(counts, out=query_start[1:])
-        total = int(query_start[-1])
-        row_of_token = np.repeat(np.arange(len(work)), counts)  # [tokens]
-        positions = (np.arange(total, dtype=np.int32) - query_start[row_of_token] + starts[row_of_token]).astype(
-            np.int32
-        )
+        total = int(query_start[n])
+        decoding = total == n  # one token each
+        of_row = None if decoding else np.repeat(self._upwards[:n], counts)  # [tokens]
 
-        rows = [self.by_id[item.id] for item in work]
-        ids = np.empty(total, np.int32)
-        for row, item, begin in zip(rows, work, query_start.tolist(), strict=False):
-            ids[begin : begin + item.count] = row.tokens[item.start : item.start + item.count]
+        positions, ids, at = self._positions[:total], self._ids[:total], self._at[:total]
+        if of_row is None:
+            positions[:] = starts
+        else:
+            np.subtract(self._upwards[:total], np.repeat(query_start[:n] - starts, counts), out=positions)
+        np.multiply(slots if of_row is None else slots[of_row], self.tokens.shape[1], out=at)
+        at += positions
+        self.tokens.reshape(-1).take(at, out=ids, mode="clip")
 
-        kv_len = starts + counts
-        blocks = -(-int(kv_len.max()) // self.block_size)
-        groups = tuple(self._group(rows, group, blocks, row_of_token, positions) for group in range(self.groups))
-        wanted = np.array([item.logits for item in work], np.int32)
-        return StepBatch(
-            ids=ids,
-            positions=positions,
-            query_start=query_start,
-            kv_len=kv_len,
-            groups=groups,
-            logit_index=_last(query_start[1:], wanted),
-            adapter=np.zeros(len(work), np.int32),
-        )
+        blocks = -(-int(kv_len.max()) // self._block_size)
+        groups = tuple(self._group(group, slots, blocks, of_row, positions) for group in range(len(self._tables)))
+        wanted = [one.logits for one in work]
+        logit_index = self._upwards[:n] if decoding and min(wanted) == 1 else _last(query_start[1:], wanted)
+        return StepBatch(ids, positions, query_start, kv_len, groups, logit_index, self._adapter[:n]), slots
 
     def _group(
-        self, rows: Sequence[Row], group: int, blocks: int, row_of_token: np.ndarray, positions: np.ndarray
+        self, group: int, slots: np.ndarray, blocks: int, of_row: np.ndarray | None, positions: np.ndarray
     ) -> GroupBatch:
-        table = np.stack([row.tables[group][:blocks] for row in rows])  # [rows, blocks]
-        block = table[row_of_token, positions // self.block_size].astype(np.int64)
-        return GroupBatch(table, block * self.block_size + positions % self.block_size)
+        total = len(positions)
+        table = self._tables[group][slots, :blocks]  # [rows, blocks]
+        at, block, target = self._at[:total], self._block[:total], self._slots_of_group[group][:total]
+        np.floor_divide(positions, self._block_size, out=block)
+        np.multiply(self._upwards[:total] if of_row is None else of_row, blocks, out=at)
+        at += block
+        block *= -self._block_size
+        block += positions  # offset within the block
+        target[:] = table.reshape(-1)[at]
+        target *= self._block_size
+        target += block
+        return GroupBatch(table, target)
 
 
-def _last(ends: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def _last(ends: np.ndarray, wanted: Sequence[int]) -> np.ndarray:
     """Token indices of the last `wanted[r]` tokens before each `ends[r]` -> int32 [sum(wanted)]."""
-    offsets = np.concatenate(([0], np.cumsum(wanted)))
-    rank = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], wanted)
-    return (np.repeat(ends - wanted, wanted) + rank).astype(np.int32)
+    counts = np.array(wanted, np.int32)
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    rank = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], counts)
+    return (np.repeat(ends - counts, counts) + rank).astype(np.int32)

@@ -20,6 +20,8 @@ import numpy as np
 
 from headway.ops.weight import Weight
 from headway.roofline.shape import KVGroup
+from headway.sampling.logits import Logits
+from headway.sampling.table import Draws
 
 Tensor = Any  # a handle: numpy array, recorded value number, device tensor
 Prepared = Any  # a weight in the form the backend computes with
@@ -149,8 +151,8 @@ Forward = Callable[[Ops], Tensor]
 class Program(Protocol):
     """A family's forward pass, ready to be run step after step."""
 
-    def run(self, batch: StepBatch) -> np.ndarray:
-        """Compute a step, writing the cache -> float32 logits [logit_rows, vocab], valid until the next run."""
+    def run(self, batch: StepBatch) -> Logits:
+        """Compute a step, writing the cache -> logits [logit_rows, vocab] and their summary, valid until the next."""
         ...
 
 
@@ -187,6 +189,10 @@ class Backend(Protocol):
 
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy cache blocks (src, dst) in every layer of a group."""
+        ...
+
+    def draw(self, logits: Logits, draws: Draws) -> np.ndarray:
+        """A token per draw -> int32 [draws]; exactly what `sampling.pipeline.draw_rows` says."""
         ...
 
     def compile(self, forward: Forward) -> Program:

@@ -13,8 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
+
 from headway.ops.protocol import Backend, CacheLayout, Forward, Ops, Prepared, Program, Rope, Tensor
 from headway.ops.weight import Weight
+from headway.sampling.logits import Logits
+from headway.sampling.table import Draws
 
 
 class LookedAtHandle(TypeError):
@@ -87,6 +91,9 @@ class RecordingBackend:
 
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
         self._inner.copy_blocks(group, pairs)
+
+    def draw(self, logits: Logits, draws: Draws) -> np.ndarray:
+        return self._inner.draw(logits, draws)
 
     def compile(self, forward: Forward) -> Program:
         """Record `forward`, then compile the recording. The cache must be allocated before."""

@@ -15,6 +15,9 @@ import numpy as np
 from headway.core.errors import ModelFileError
 from headway.ops.protocol import CacheLayout, Forward, GroupBatch, Program, Rope, StepBatch
 from headway.ops.weight import NOT_FINITE, Weight
+from headway.sampling.logits import Logits, summarise
+from headway.sampling.pipeline import draw_rows
+from headway.sampling.table import Draws
 
 _TILE = 128  # queries of one row attended to at once: bounds the score matrix
 _BATCHED = 8  # rows with the same number of queries, up to this, are attended to together
@@ -81,6 +84,9 @@ class ReferenceBackend:
                     cache.keys[target] = cache.keys[source]
                     cache.values[target] = cache.values[source]
 
+    def draw(self, logits: Logits, draws: Draws) -> np.ndarray:
+        return draw_rows(logits, draws)
+
     def compile(self, forward: Forward) -> Program:
         return ReferenceProgram(self, forward)
 
@@ -92,10 +98,10 @@ class ReferenceProgram:
         self._backend = backend
         self._forward = forward
 
-    def run(self, batch: StepBatch) -> np.ndarray:
+    def run(self, batch: StepBatch) -> Logits:
         if batch.adapter.any():
             raise NotImplementedError("the reference backend has no adapters")
-        return self._forward(ReferenceOps(self._backend.caches, batch))
+        return summarise(self._forward(ReferenceOps(self._backend.caches, batch)))
 
 
 class ReferenceOps:

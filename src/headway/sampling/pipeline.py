@@ -4,24 +4,28 @@
 
 top-p and min-p measure mass relative to what the stage before kept. The draw is an exponential race over the tokens
 that are left: token t finishes at E_t / p_t with E_t = -log(u_t) exponential, and the first one wins with probability
-p_t. The u_t are keyed noise (see `noise`), so a row's token depends on nothing but its own logits and key.
+p_t. The u_t are keyed noise (see `noise`), so a row's token depends on nothing but its own logits and key. Among equals
+(logits for greedy and top-k, probabilities for top-p, finishing times for the draw) the lowest id comes first.
 
-Probabilities are kept relative to the likeliest token (weight 1), since neither ratios nor the race need a norm.
+Probabilities are kept relative to the likeliest token (weight 1), since neither ratios nor the race need a norm. Every
+number is made by IEEE arithmetic in a defined order (see `arithmetic`): this file is the specification, which looks at
+all of a row, of the backends' `draw`, which look at what matters and give the same token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from headway.core.request import SamplingParams
-from headway.core.step import TokenLogprobs
-from headway.sampling.logprobs import token_logprobs
+from headway.sampling.adjust import adjust
+from headway.sampling.arithmetic import exponential, logarithm, masses
+from headway.sampling.logits import Logits
 from headway.sampling.noise import dense_uniforms, uniforms
 from headway.sampling.rows import RowFailure, RowState
 from headway.sampling.select import largest
+from headway.sampling.table import NOT_FINITE, NOTHING_ALLOWED, SMALLEST_TEMPERATURE, Draws, failure
 
 _NUCLEUS_GUESS = 128  # tokens sorted at first to find a nucleus; times 8 while they do not hold enough mass
 
@@ -31,7 +35,7 @@ class Survivors:
     """Tokens still in the race.
 
     Attributes:
-        ids: int64 [n]; None means every token of the vocabulary, in order.
+        ids: int64 [n], ascending; None means every token of the vocabulary.
         weights: float32 [n], probability relative to the likeliest token.
     """
 
@@ -44,43 +48,22 @@ class Survivors:
         return Survivors(ids, self.weights[which])
 
 
-@dataclass
-class Sampled:
-    """What `sample` drew, one entry per row.
+def draw_rows(logits: Logits, draws: Draws) -> np.ndarray:
+    """The specification of `Backend.draw`: one token per draw -> int32 [draws].
 
-    Attributes:
-        tokens: the drawn ids; -1 for a row that failed.
-        logprobs: of the raw distribution, where the row asks for them.
-        failed: row number to the sentence that says why.
+    Where there is none, the entry is `NOT_FINITE` or `NOTHING_ALLOWED`.
     """
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    failed: dict[int, str] = field(default_factory=dict)
-
-
-def sample(logits: np.ndarray, rows: Sequence[RowState], positions: Sequence[int]) -> Sampled:
-    """Draw one token per row, and count it in the row's state.
-
-    Args:
-        logits: float32 [rows, vocab], of the raw model; not written to.
-        rows: the state of each row.
-        positions: index within its sequence of the token each row draws.
-    """
-    result = Sampled()
-    for index, (row, position) in enumerate(zip(rows, positions, strict=True)):
-        token, report = -1, None
-        try:
-            token = draw(logits[index], row, position)
-            if row.params.logprobs is not None:
-                (report,) = token_logprobs(logits[index : index + 1], [token], row.params.logprobs)
-            row.observe(token)
-        except RowFailure as failure:
-            token = -1
-            result.failed[index] = str(failure)
-        result.tokens.append(token)
-        result.logprobs.append(report)
-    return result
+    tokens = np.empty(len(draws), np.int32)
+    for index, (slot, row, position) in enumerate(zip(draws.slots, draws.rows, draws.positions, strict=True)):
+        params = draws.table.params[slot]
+        assert params is not None, f"slot {slot} is free"
+        adjusted = logits.rows[row]
+        peak = NOT_FINITE if np.isnan(logits.logsumexp[row]) else likeliest(adjusted)
+        if peak < 0 or params.greedy:
+            tokens[index] = peak
+        else:
+            tokens[index] = race(truncate(adjusted, params), params, int(draws.table.choice[slot]), int(position))
+    return tokens
 
 
 def draw(logits: np.ndarray, row: RowState, position: int) -> int:
@@ -90,45 +73,25 @@ def draw(logits: np.ndarray, row: RowState, position: int) -> int:
         RowFailure: the logits are not numbers, or no token is allowed.
     """
     adjusted = adjust(logits, row, position)
-    likeliest = int(np.argmax(adjusted))  # the first NaN if there is one; else the lowest id among equals
-    _check_peak(float(adjusted[likeliest]), position)
-    if row.params.greedy:
-        return likeliest
-    return race(truncate(adjusted, row.params), row, position)
+    token = likeliest(adjusted)
+    if token < 0:
+        raise RowFailure(failure(token, position))
+    return token if row.params.greedy else race(truncate(adjusted, row.params), row.params, row.choice, position)
 
 
-def _check_peak(peak: float, position: int) -> None:
+def likeliest(adjusted: np.ndarray) -> int:
+    """The largest logit's id, the lowest among equals; or `NOT_FINITE`, or `NOTHING_ALLOWED`."""
+    token = int(np.argmax(adjusted))  # the first NaN if there is one
+    peak = adjusted[token]
     if peak == -np.inf:
-        raise RowFailure(f"no token is allowed at position {position}: every logit is minus infinity")
-    if not np.isfinite(peak):
-        raise RowFailure(
-            f"the model's logits at position {position} are not finite ({peak}); is the checkpoint damaged?"
-        )
-
-
-def adjust(logits: np.ndarray, row: RowState, position: int) -> np.ndarray:
-    """Penalties, then bias, then the mask of min_tokens -> float32 [vocab]: `logits` itself if nothing applies."""
-    hold = len(row.held_ids) and position - row.first < row.params.min_tokens
-    if row.seen is None and row.output is None and not len(row.bias_ids) and not hold:
-        return logits
-    x = logits.copy()
-    if row.seen is not None:  # CTRL's penalty (Keskar et al. 2019): towards lower probability on either side of zero
-        seen, penalty = x[row.seen.ids], np.float32(row.params.repetition_penalty)
-        x[row.seen.ids] = np.where(seen > 0, seen / penalty, seen * penalty)
-    if row.output is not None:
-        penalty_of = row.params.frequency_penalty * row.output.counts + row.params.presence_penalty
-        x[row.output.ids] -= penalty_of.astype(np.float32)
-    if len(row.bias_ids):
-        x[row.bias_ids] += row.bias
-    if hold:
-        x[row.held_ids] = -np.inf
-    return x
+        return NOTHING_ALLOWED
+    return token if np.isfinite(peak) else NOT_FINITE
 
 
 def truncate(adjusted: np.ndarray, params: SamplingParams) -> Survivors:
     """Temperature, softmax, top-k, top-p, min-p of adjusted logits with a finite maximum."""
     if 0 < params.top_k < len(adjusted):  # softmax keeps the order, so k are chosen first and the rest never computed
-        ids = largest(adjusted, params.top_k)
+        ids = np.sort(largest(adjusted, params.top_k))
         survivors = Survivors(ids, relative_weights(adjusted[ids], params.temperature))
     else:
         survivors = Survivors(None, relative_weights(adjusted, params.temperature))
@@ -137,10 +100,8 @@ def truncate(adjusted: np.ndarray, params: SamplingParams) -> Survivors:
 
 def relative_weights(logits: np.ndarray, temperature: float) -> np.ndarray:
     """softmax(logits / temperature) divided by its maximum -> float32, same shape."""
-    # A temperature below float32's smallest gives the same weights as the smallest: 1 at the maximum, else 0.
-    scale = np.float32(max(temperature, float(np.finfo(np.float32).tiny)))
     with np.errstate(over="ignore"):
-        return np.exp((logits - logits.max()) / scale)
+        return exponential((logits - logits.max()) / np.float32(max(temperature, SMALLEST_TEMPERATURE)))
 
 
 def keep_top_p(survivors: Survivors, top_p: float) -> Survivors:
@@ -148,13 +109,13 @@ def keep_top_p(survivors: Survivors, top_p: float) -> Survivors:
     if top_p >= 1.0:
         return survivors
     weights = survivors.weights
-    total = weights.sum(dtype=np.float64)
+    wanted = top_p * float(masses(weights).sum())
     guess = _NUCLEUS_GUESS
     while True:
         order = largest(weights, guess)
-        mass = np.cumsum(weights[order], dtype=np.float64) / total
-        if mass[-1] >= top_p or len(order) == len(weights):
-            return survivors.keep(order[: int(np.searchsorted(mass, top_p)) + 1])
+        mass = np.cumsum(masses(weights[order])).astype(np.float64)
+        if mass[-1] >= wanted or len(order) == len(weights):
+            return survivors.keep(np.sort(order[: int(np.searchsorted(mass, wanted)) + 1]))
         guess *= 8
 
 
@@ -163,13 +124,14 @@ def keep_min_p(survivors: Survivors, min_p: float) -> Survivors:
     return survivors if min_p == 0.0 else survivors.keep(survivors.weights >= np.float32(min_p))
 
 
-def race(survivors: Survivors, row: RowState, position: int) -> int:
+def race(survivors: Survivors, params: SamplingParams, choice: int, position: int) -> int:
     """The survivor that finishes first."""
+    assert params.seed is not None, "it is set when a request is admitted"
     ids, weights = survivors.ids, survivors.weights
     if ids is None:
-        noise = dense_uniforms(len(weights), seed=row.seed, choice=row.choice, position=position)
+        noise = dense_uniforms(len(weights), seed=params.seed, choice=choice, position=position)
     else:
-        noise = uniforms(ids, seed=row.seed, choice=row.choice, position=position)
+        noise = uniforms(ids, seed=params.seed, choice=choice, position=position)
     with np.errstate(divide="ignore"):  # a weight of 0 never finishes
-        winner = int(np.argmin(-np.log(noise) / weights))
+        winner = int(np.argmin(-logarithm(noise) / weights))
     return winner if ids is None else int(ids[winner])

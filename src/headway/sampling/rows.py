@@ -56,12 +56,13 @@ class RowState:
         choice: index among n choices, part of the noise key.
         first: position of the first generated token (the prompt's length).
         held_ids: ids masked until min_tokens are generated, int64.
+        adjusts: something changes its logits before a draw.
         output: counts of generated tokens; None if no penalty needs them.
         seen: counts of prompt and generated tokens; None if no penalty needs them.
         bias_ids, bias: logit_bias as arrays, int64 and float32.
     """
 
-    __slots__ = ("bias", "bias_ids", "choice", "first", "held_ids", "output", "params", "seed", "seen")
+    __slots__ = ("adjusts", "bias", "bias_ids", "choice", "first", "held_ids", "output", "params", "seed", "seen")
 
     def __init__(self, init: RowInit) -> None:
         params = init.params
@@ -77,6 +78,11 @@ class RowState:
         self.seen = TokenCounts(init.tokens) if params.repetition_penalty != 1 else None
         self.bias_ids = np.array([token for token, _ in params.logit_bias], np.int64)
         self.bias = np.array([bias for _, bias in params.logit_bias], np.float32)
+        self.adjusts = bool(counts_output or self.seen is not None or len(self.bias_ids) or len(self.held_ids))
+
+    def holds(self, position: int) -> bool:
+        """Whether the token at `position` comes before min_tokens are generated."""
+        return position - self.first < self.params.min_tokens
 
     def observe(self, token: int) -> None:
         """Count a token that became part of the row."""

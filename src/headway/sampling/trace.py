@@ -9,7 +9,8 @@ import numpy as np
 from headway.core.request import SamplingParams
 from headway.core.step import RowInit
 from headway.sampling.noise import dense_uniforms
-from headway.sampling.pipeline import Survivors, adjust, draw, keep_min_p, keep_top_p, relative_weights
+from headway.sampling.adjust import adjust
+from headway.sampling.pipeline import Survivors, draw, keep_min_p, keep_top_p, relative_weights
 from headway.sampling.rows import RowState
 from headway.sampling.select import largest
 
@@ -65,7 +66,7 @@ def trace(logits: np.ndarray, row: RowState, position: int) -> Trace:
         tempered = top_k = Survivors(np.array([token]), np.ones(1, np.float32))
     else:
         tempered = Survivors(np.arange(vocab), relative_weights(adjusted, params.temperature))
-        top_k = tempered.keep(largest(adjusted, k))
+        top_k = tempered.keep(np.sort(largest(adjusted, k)))
     top_p = keep_top_p(top_k, params.top_p)
     min_p = keep_min_p(top_p, params.min_p)
     stages = (

@@ -94,7 +94,7 @@ def run(
     program = backend.compile(lambda ops: ops.logit_rows(family(ops, ops.embed(table))))
     batch = step(len(tokens))
     batch.ids[:] = tokens
-    return program.run(batch).copy()
+    return program.run(batch).rows.copy()
 
 
 def quantised(x: np.ndarray, group: int) -> np.ndarray:

@@ -87,7 +87,7 @@ class Layer:
                 logit_index=np.arange(len(ids), dtype=np.int32),
                 adapter=np.zeros(len(work), np.int32),
             )
-        ).copy()
+        ).rows.copy()
 
 
 def full(heads: int = 2, key_width: int = 32, value_width: int | None = None) -> KVGroup:

@@ -195,5 +195,5 @@ def test_logits(kernel: str, scale: float, softcap: float) -> None:
     program = backend.compile(lambda ops: ops.logits(ops.logit_rows(ops.embed(table)), prepared, scale, softcap))
     want = (x.astype(np.float64) @ head.T) * scale
     want = softcap * np.tanh(want / softcap) if softcap else want
-    np.testing.assert_allclose(program.run(step(5, [4, 0, 4])), want[[4, 0, 4]], rtol=1e-5, atol=1e-5)
-    assert program.run(step(3, [])).shape == (0, 70)
+    np.testing.assert_allclose(program.run(step(5, [4, 0, 4])).rows, want[[4, 0, 4]], rtol=1e-5, atol=1e-5)
+    assert program.run(step(3, [])).rows.shape == (0, 70)

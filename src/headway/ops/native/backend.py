@@ -1,7 +1,8 @@
 """The backend over the compiled kernels: a family's calls become a program, a step is one call into it.
 
     NativeBackend().compile(family) --calls once--> NativeOps --builds--> _native.Program
-    NativeProgram.run(batch)        --one call, no interpreter lock-->    logits
+    NativeProgram.run(batch)        --one call, no interpreter lock-->    logits and their summary
+    NativeBackend.draw(logits, ...) --one call for all rows-->            tokens
 
 Numbers: activations are float32 between operations. Integer weights meet activations rounded to 8 bits per token and
 group of the weight's; bfloat16 weights meet activations rounded to bfloat16 where the machine multiplies those. The
@@ -25,6 +26,8 @@ from headway.ops.blocks import BLOCKS
 from headway.ops.native.packed import PackCache
 from headway.ops.protocol import CacheLayout, Forward, Prepared, Program, Rope, StepBatch
 from headway.ops.weight import NOT_FINITE, Weight
+from headway.sampling.logits import Logits
+from headway.sampling.table import Draws
 
 GROUPS = (16, 32, 64, 128)  # inputs that may share a scale
 _TARGETS = {"stored": 0, "int8": 128, "int4": 32}  # and the default group
@@ -172,6 +175,27 @@ class NativeBackend:
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
         self._engine.copy_blocks(group, list(pairs))
 
+    def draw(self, logits: Logits, draws: Draws) -> np.ndarray:
+        """A token per draw, on all threads, looking only at the tiles of the vocabulary that can matter."""
+        table = draws.table
+        tokens = np.empty(len(draws), np.int32)
+        self._engine.draw(
+            logits.rows,
+            logits.peaks,
+            logits.logsumexp,
+            draws.slots,
+            draws.rows,
+            draws.positions,
+            table.temperature,
+            table.top_k,
+            table.top_p,
+            table.min_p,
+            table.seed,
+            table.choice,
+            tokens,
+        )
+        return tokens
+
     def compile(self, forward: Forward) -> Program:
         """Record `forward`. The cache must be allocated before, and not again afterwards."""
         if not self._groups:
@@ -199,10 +223,10 @@ class NativeProgram:
     def __init__(self, program: Any) -> None:
         self._program = program
 
-    def run(self, batch: StepBatch) -> np.ndarray:
+    def run(self, batch: StepBatch) -> Logits:
         if batch.adapter.any():
             raise NotImplementedError("the native backend has no adapters")
-        return self._program.run(
+        rows, peaks, logsumexp = self._program.run(
             batch.ids,
             batch.positions,
             batch.query_start,
@@ -211,6 +235,7 @@ class NativeProgram:
             [group.block_table for group in batch.groups],
             [group.slots for group in batch.groups],
         )
+        return Logits(rows, peaks, logsumexp)
 
     @property
     def seconds(self) -> dict[str, float]:

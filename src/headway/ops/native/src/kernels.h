@@ -79,6 +79,13 @@ struct Partial {
 
 enum class Activation { silu, gelu_tanh };
 
+// What a draw's noise depends on besides the token id (see headway/sampling/noise.py).
+struct NoiseKey {
+  uint32_t low, high;  // words of the seed
+  uint32_t position, choice, purpose;
+};
+constexpr int NOISE_SPAN = 64;  // neighbouring token ids whose noise is made at once
+
 struct Kernels {
   const char* name;
   bool bf16_dot;  // bf16 weights and caches take activations rounded to bf16
@@ -107,6 +114,13 @@ struct Kernels {
   void (*merge)(Partial total, Partial more, int rows, int value_width);
   // out[value] = values / total
   void (*normalise)(Partial total, int row, int value_width, int out_width, float* out);
+
+  // The sampler's (see kernels_sampling.h): the same bits on every instruction set.
+  void (*summarise)(const float* logits, int n, float* peaks, float* sums);
+  float (*share_of_tiles)(const float* peaks, const float* sums, int n, float top);
+  void (*weights)(const float* logits, int n, float peak, float temperature, float* out);
+  int64_t (*mass)(const float* logits, int n, float peak, float temperature, float least);
+  uint32_t (*noise)(const NoiseKey& key, uint32_t block, uint32_t (*words)[NOISE_SPAN / 4]);
 
   double (*probe_read)(const uint8_t* data, size_t bytes);  // sums memory; returns something that depends on it
   // 12 independent chains of multiply-adds; kind 0 fp32, 1 bf16, 2 int8; opaque must be 1.

@@ -3,6 +3,7 @@
 
 #include "kernels_attention.h"
 #include "kernels_linear.h"
+#include "kernels_sampling.h"
 #include "kernels_vector.h"
 
 namespace headway {
@@ -58,7 +59,7 @@ double probe_dot(int kind, long rounds, int opaque) {
 
 constexpr Kernels table(const char* name) {
   return {name,    Simd::BF16_DOT, matmul, quantise,  to_bf16,    rms_norm,  finish, gate, cap, prepare_queries,
-          attend,  merge,          normalise, probe_read, probe_dot, Simd::W};
+          attend,  merge,          normalise, summarise, share_of_tiles, weights, mass, noise, probe_read, probe_dot, Simd::W};
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
@@ -59,7 +60,11 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> unpack(const Matrix& m) {
   return {floats->data(), {(size_t)m.out, (size_t)m.in}, owner};
 }
 
-nb::ndarray<nb::numpy, float, nb::ndim<2>> run(Program& program, Array<int32_t, 1> ids, Array<int32_t, 1> positions,
+template <class T, int N>
+using Result = nb::ndarray<nb::numpy, T, nb::ndim<N>>;
+using Logits = std::tuple<Result<float, 2>, Result<float, 2>, Result<double, 1>>;  // rows, peaks, logsumexp
+
+Logits run(Program& program, Array<int32_t, 1> ids, Array<int32_t, 1> positions,
                                                 Array<int32_t, 1> query_start, Array<int32_t, 1> kv_len,
                                                 Array<int32_t, 1> logit_index, std::vector<Array<int32_t, 2>> tables,
                                                 std::vector<Array<int64_t, 1>> slots) {
@@ -73,12 +78,33 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> run(Program& program, Array<int32_t, 
     if (tables[g].shape(0) != kv_len.size()) throw std::invalid_argument("a block table must have a line per row");
     batch.groups.push_back({tables[g].data(), (int)tables[g].shape(1), slots[g].data()});
   }
-  const float* result;
+  LogitRows result;
   {
     nb::gil_scoped_release release;
     result = program.run(batch);
   }
-  return {const_cast<float*>(result), {(size_t)batch.logit_rows, (size_t)program.result_width()}, nb::find(program)};
+  const size_t rows = result.rows, vocab = result.vocab, tiles = ceil_div(vocab, TILE);
+  const nb::object owner = nb::find(program);
+  return {{const_cast<float*>(result.logits), {rows, vocab}, owner},
+          {const_cast<float*>(result.peaks), {rows, tiles}, owner},
+          {const_cast<double*>(result.logsumexp), {rows}, owner}};
+}
+
+void draw_tokens(Engine& engine, Array<float, 2> rows, Array<float, 2> peaks, Array<double, 1> logsumexp, Array<int32_t, 1> slots,
+                 Array<int32_t, 1> draw_rows, Array<int32_t, 1> positions, Array<float, 1> temperature, Array<int32_t, 1> top_k,
+          Array<double, 1> top_p, Array<float, 1> min_p, Array<uint64_t, 1> seed, Array<int32_t, 1> choice,
+          nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> tokens) {
+  const size_t count = slots.size(), capacity = temperature.size();
+  const bool fits = peaks.shape(0) == rows.shape(0) && logsumexp.size() == rows.shape(0) && rows.shape(1) > 0 &&
+                    peaks.shape(1) == (size_t)ceil_div(rows.shape(1), TILE) && draw_rows.size() == count &&
+                    positions.size() == count && tokens.size() == count && top_k.size() == capacity && top_p.size() == capacity &&
+                    min_p.size() == capacity && seed.size() == capacity && choice.size() == capacity;
+  if (!fits) throw std::invalid_argument("the arrays of the draws do not fit together");
+  const LogitRows logits{(int)rows.shape(0), (int)rows.shape(1), rows.data(), peaks.data(), logsumexp.data()};
+  const Draws draws{(int)count,       (int)capacity, slots.data(), draw_rows.data(), positions.data(), temperature.data(),
+                    top_k.data(), top_p.data(),  min_p.data(), seed.data(),      choice.data()};
+  nb::gil_scoped_release release;
+  engine.draw(logits, draws, tokens.data());
 }
 
 // Bytes per second of reading `bytes` of memory with all threads: the median of `rounds`.
@@ -150,6 +176,7 @@ NB_MODULE(_native, m) {
       .def("checksum", &checksum, "matrix"_a)
       .def("allocate", &Engine::allocate, "groups"_a, "block_size"_a)
       .def("copy_blocks", &Engine::copy_blocks, "group"_a, "pairs"_a)
+      .def("draw", &draw_tokens)
       .def("probe_bandwidth", &probe_bandwidth, "bytes"_a, "rounds"_a)
       .def("probe_compute", &probe_compute, "kind"_a, "seconds"_a);
 

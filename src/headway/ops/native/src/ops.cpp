@@ -89,6 +89,7 @@ void LinearOp::run(Step& step, Worker& worker) const {
       kernels.finish(acc + (size_t)r * tiles * TILE, w.unit, part->bias ? part->bias->data() + column : nullptr,
                      residual ? residual + at : nullptr, columns, out + at);
       if (part->softcap > 0 || (part->scale != 0 && part->scale != 1)) kernels.cap(out + at, part->scale, part->softcap, columns);
+      if (part->summarised) step.summary.add(kernels, first + r, column, out + at, columns);
     }
   });
 }

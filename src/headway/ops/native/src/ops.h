@@ -36,6 +36,7 @@ struct LinearOp : Op {
     int residual;  // -1 = none
     int out;
     float scale, softcap;  // of logits
+    bool summarised = false;  // they are the program's result
   };
   int x;
   std::vector<Part> parts;
@@ -77,6 +78,14 @@ struct AttentionOp : Op {
   int q, out, layer;
   float scale, softcap;
   const char* name() const override { return "attention"; }
+  void run(Step& step, Worker& worker) const override;
+};
+
+// The log of the sum of every row's exponentials; and the summary it is made from, unless that was made with the logits.
+struct SummaryOp : Op {
+  int x;
+  bool tiles_made;
+  const char* name() const override { return "logits"; }
   void run(Step& step, Worker& worker) const override;
 };
 

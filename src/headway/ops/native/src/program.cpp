@@ -153,7 +153,7 @@ int Program::add_linear(int x, Weights weight, Vector bias, int residual, float 
   values_[out].forms = FLOATS;
   values_[x].last_use = at;
   if (residual >= 0) values_[residual].last_use = at;
-  last->parts.push_back({weight, bias, residual, out, scale, softcap});
+  last->parts.push_back({weight, bias, residual, out, scale, softcap, false});
   return out;
 }
 
@@ -250,6 +250,14 @@ void Program::finish(int result) {
   need(!values_.at(result).per_token, "the result must be logit rows");
   use(result, FLOATS);
   result_ = result;
+  auto summary = std::make_unique<SummaryOp>();
+  summary->x = result;
+  summary->tiles_made = false;
+  if (auto* linear = dynamic_cast<LinearOp*>(ops_.at(values_[result].producer).get())) {
+    for (LinearOp::Part& part : linear->parts) part.summarised = part.out == result;
+    summary->tiles_made = true;
+  }
+  push(std::move(summary), {result});
   values_[result].last_use = (int)ops_.size();
   std::vector<int> free;
   for (int op = 0; op < (int)ops_.size(); ++op) {
@@ -321,11 +329,13 @@ void Program::look_ahead(const Step& step, size_t op, Worker& worker) const {
   }
 }
 
-const float* Program::run(const BatchView& batch) {
+LogitRows Program::run(const BatchView& batch) {
   check(batch);
   for (const Value& value : values_) buffers_[value.buffer].fit(value.per_token ? batch.tokens : batch.logit_rows);
 
-  Step step{*engine_, batch, values_, buffers_, {}, nullptr, partials_};
+  summary_.fit(batch.logit_rows, result_width());
+
+  Step step{*engine_, batch, values_, buffers_, {}, nullptr, partials_, summary_};
   size_t counters = 0, partials = 0;
   for (size_t g = 0; g < engine_->groups.size(); ++g) {
     const CacheGroup& group = engine_->groups[g];
@@ -363,7 +373,7 @@ const float* Program::run(const BatchView& batch) {
     if (at == seconds_.end()) at = seconds_.insert(at, {name, 0.0});
     at->second += spent[i];
   }
-  return step.floats(result_);
+  return {batch.logit_rows, result_width(), step.floats(result_), summary_.peaks.as<float>(), summary_.logsumexp.as<double>()};
 }
 
 }  // namespace headway

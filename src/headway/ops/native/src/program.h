@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "sampling.h"
 #include "team.h"
 
 namespace headway {
@@ -28,6 +29,25 @@ struct CacheGroup {
   std::vector<Buffer> memory;
 };
 
+// Logits of several rows and their summary, as arrays of headway/sampling/logits.py.
+struct LogitRows {
+  int rows, vocab;
+  const float *logits, *peaks;
+  const double* logsumexp;
+};
+
+// Draws from rows of logits, with the parameters in the slots of a table: headway/sampling/table.py.
+struct Draws {
+  int count, capacity;
+  const int32_t *slots, *rows, *positions;  // [count]
+  const float* temperature;                 // [capacity], as the others
+  const int32_t* top_k;
+  const double* top_p;
+  const float* min_p;
+  const uint64_t* seed;
+  const int32_t* choice;
+};
+
 class Engine {
  public:
   Engine(int threads, const std::string& kernels, bool f32_cache);
@@ -37,12 +57,17 @@ class Engine {
   // (group, index within the group) of a layer. Throws std::invalid_argument.
   std::pair<int, int> find(int layer) const;
   ForEach for_each();
+  // A token per draw, or what `draw` says instead of one.
+  void draw(const LogitRows& logits, const Draws& draws, int32_t* tokens);
 
   const Kernels& kernels;
   const bool f32_cache;
   Team team;
   int block_size = 0;
   std::vector<CacheGroup> groups;
+
+ private:
+  std::vector<DrawMemory> draw_memory_;  // per worker
 };
 
 // Forms in which a value's rows are wanted.
@@ -116,6 +141,16 @@ struct RowBuffer {
   void fit(int rows);
 };
 
+// Of a step's logits, tile by tile and row by row.
+struct LogitSummary {
+  int tiles = 0;
+  Buffer peaks, sums;  // float [rows][tiles]
+  Buffer logsumexp;    // double [rows]
+  void fit(int rows, int vocab);
+  // The tiles of logits [column, column + n) of a row; column: multiple of TILE.
+  void add(const Kernels& kernels, int row, int column, const float* logits, int n);
+};
+
 struct Step {
   Engine& engine;
   const BatchView& batch;
@@ -124,6 +159,7 @@ struct Step {
   std::vector<AttentionPlan> attention;  // per cache group
   std::unique_ptr<std::atomic<int>[]> done;
   Buffer& partials;
+  LogitSummary& summary;
 
   int rows(int value) const { return values[value].per_token ? batch.tokens : batch.logit_rows; }
   float* floats(int value) const { return buffers[values[value].buffer].floats.as<float>(); }
@@ -172,8 +208,8 @@ class Program {
   int logits(int x, Weights head, float scale, float softcap);
   void finish(int result);
 
-  // Run one step -> float [logit_rows][width of the result], valid until the next.
-  const float* run(const BatchView& batch);
+  // Run one step -> the result's rows and summary, valid until the next.
+  LogitRows run(const BatchView& batch);
   int result_width() const { return values_.at(result_).width; }
   int value_width(int value) const { return values_.at(value).width; }
   // Seconds of the last step by kind of operation, as the first thread saw them.
@@ -197,6 +233,7 @@ class Program {
   int result_ = -1;
   std::vector<Buffer> scratch_;  // per worker
   Buffer partials_;
+  LogitSummary summary_;
   std::vector<std::pair<std::string, double>> seconds_;
 };
 

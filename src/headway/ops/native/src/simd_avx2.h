@@ -53,9 +53,20 @@ struct Simd {
     return _mm256_blendv_ps(other, a, _mm256_castsi256_ps(_mm256_and_si256(low, high)));
   }
 
+  // value where x is not below `low` (a NaN is not), else 0
+  HW_INLINE F unless_below(F x, F low, F value) { return _mm256_and_ps(_mm256_cmp_ps(x, low, _CMP_NLT_UQ), value); }
+
   HW_INLINE I zero_i() { return _mm256_setzero_si256(); }
   HW_INLINE I set1_i(int32_t x) { return _mm256_set1_epi32(x); }
   HW_INLINE I load_i(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
+  HW_INLINE void store_i(void* p, I x) { _mm256_storeu_si256((__m256i*)p, x); }
+  HW_INLINE I xor_i(I a, I b) { return _mm256_xor_si256(a, b); }
+  // Both halves of unsigned products.
+  HW_INLINE void multiply_wide(I a, I b, I& high, I& low) {
+    const I even = _mm256_mul_epu32(a, b), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), _mm256_srli_epi64(b, 32));
+    low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+    high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+  }
   HW_INLINE I broadcast4(const void* p) {
     int32_t x;
     memcpy(&x, p, 4);

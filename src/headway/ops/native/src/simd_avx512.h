@@ -43,9 +43,20 @@ struct Simd {
     return _mm512_mask_mov_ps(other, (__mmask16)(high & ~low), a);
   }
 
+  // value where x is not below `low` (a NaN is not), else 0
+  HW_INLINE F unless_below(F x, F low, F value) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), value); }
+
   HW_INLINE I zero_i() { return _mm512_setzero_si512(); }
   HW_INLINE I set1_i(int32_t x) { return _mm512_set1_epi32(x); }
   HW_INLINE I load_i(const void* p) { return _mm512_loadu_si512(p); }
+  HW_INLINE void store_i(void* p, I x) { _mm512_storeu_si512(p, x); }
+  HW_INLINE I xor_i(I a, I b) { return _mm512_xor_si512(a, b); }
+  // Both halves of unsigned products.
+  HW_INLINE void multiply_wide(I a, I b, I& high, I& low) {
+    const I even = _mm512_mul_epu32(a, b), odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), _mm512_srli_epi64(b, 32));
+    low = _mm512_mask_mov_epi32(even, 0xaaaa, _mm512_slli_epi64(odd, 32));
+    high = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xaaaa, odd);
+  }
   HW_INLINE I broadcast4(const void* p) {  // the four bytes at p in every lane
     int32_t x;
     memcpy(&x, p, 4);

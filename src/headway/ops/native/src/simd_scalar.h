@@ -51,7 +51,7 @@ struct Simd {
   HW_INLINE F min(F a, F b) { return floats([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
   HW_INLINE F round(F a) { return floats([&](int i) { return nearbyintf(a.v[i]); }); }
   HW_INLINE F times_power_of_2(F a, F n) { return floats([&](int i) { return n.v[i] == n.v[i] ? ldexpf(a.v[i], (int)(n.v[i] < -300 ? -300 : n.v[i])) : n.v[i]; }); }
-  HW_INLINE float sum(F a) { return ((a.v[0] + a.v[1]) + (a.v[2] + a.v[3])) + ((a.v[4] + a.v[5]) + (a.v[6] + a.v[7])); }
+  HW_INLINE float sum(F a) { return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7])); }
   HW_INLINE float largest(F a) {
     float m = a.v[0];
     for (int i = 1; i < 8; ++i) m = a.v[i] > m ? a.v[i] : m;
@@ -61,12 +61,25 @@ struct Simd {
     return floats([&](int i) { return i >= from && i < to ? a.v[i] : other.v[i]; });
   }
 
+  // value where x is not below `low` (a NaN is not), else 0
+  HW_INLINE F unless_below(F x, F low, F value) { return floats([&](int i) { return x.v[i] < low.v[i] ? 0.0f : value.v[i]; }); }
+
   HW_INLINE I zero_i() { return set1_i(0); }
   HW_INLINE I set1_i(int32_t x) { return ints([=](int) { return x; }); }
   HW_INLINE I load_i(const void* p) {
     I r;
     memcpy(r.v, p, sizeof r.v);
     return r;
+  }
+  HW_INLINE void store_i(void* p, I x) { memcpy(p, x.v, sizeof x.v); }
+  HW_INLINE I xor_i(I a, I b) { return ints([&](int i) { return a.v[i] ^ b.v[i]; }); }
+  // Both halves of unsigned products.
+  HW_INLINE void multiply_wide(I a, I b, I& high, I& low) {
+    for (int i = 0; i < 8; ++i) {
+      const uint64_t product = (uint64_t)(uint32_t)a.v[i] * (uint32_t)b.v[i];
+      high.v[i] = (int32_t)(product >> 32);
+      low.v[i] = (int32_t)(uint32_t)product;
+    }
   }
   HW_INLINE I broadcast4(const void* p) {
     int32_t x;

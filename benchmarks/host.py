@@ -1,0 +1,103 @@
+"""What a step costs besides the forward pass: planning, laying out the batch, sampling, committing, output messages.
+
+    python benchmarks/host.py [--model FILE.gguf] [--steps 200] [--json]
+
+Milliseconds of one decoding step outside of the call into the backend's program, which is everything Python does, and
+the sampling call, with an event log attached as a server has it. Median and 99th percentile over steps, by number of
+rows and by what they sample with; and of the median the three largest parts. The bar is 0.5 ms at 32 rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import dataclass, field
+
+from headway.core.events import AnyEvent, StepDone
+from headway.core.request import SamplingParams
+from headway.engine.build import Engine, build_engine
+from headway.engine.messages import Submit
+from headway.engine.options import EngineOptions
+
+ROWS = (1, 8, 32)
+PROMPT_TOKENS = 32
+SETTINGS: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0},
+    "temperature 0.8, top_p 0.95": {"temperature": 0.8, "top_p": 0.95},
+    "temperature 1": {"temperature": 1},
+    "temperature 0.7, top_k 40": {"temperature": 0.7, "top_k": 40},
+    "greedy, repetition_penalty 1.1": {"temperature": 0, "repetition_penalty": 1.1},
+}
+
+
+@dataclass
+class Times:
+    """Milliseconds of each step: all but the forward pass, and the parts of it that the executor measures."""
+
+    host: list[float] = field(default_factory=list)
+    prepare: list[float] = field(default_factory=list)
+    sample: list[float] = field(default_factory=list)
+
+
+class Meter:
+    """A fold that keeps the last step."""
+
+    def __init__(self) -> None:
+        self.last: StepDone | None = None
+
+    def fold(self, event: AnyEvent) -> None:
+        if isinstance(event, StepDone):
+            self.last = event
+
+
+def measure(engine: Engine, meter: Meter, rows: int, fields: dict[str, float], steps: int, salt: int) -> Times:
+    """Decode `rows` sequences for `steps` steps."""
+    for row in range(rows):
+        tokens = tuple(1000 + ((salt + row) * 7919 + at * 104729) % 40000 for at in range(PROMPT_TOKENS))
+        params = SamplingParams(max_tokens=steps + 8, ignore_eos=True, seed=row, **fields)  # type: ignore[arg-type]
+        engine.loop.submit(Submit(f"{salt}-{row}", tokens, params))
+    times = Times()
+    while not engine.loop.idle:
+        begin = time.perf_counter()
+        engine.loop.turn()
+        elapsed = time.perf_counter() - begin
+        done = meter.last
+        if done is None or len(done.rows) < rows or max(done.counts) > 1:
+            continue  # prompts are still being computed, or rows have ended
+        times.host.append(1e3 * (elapsed - done.seconds.forward))
+        times.prepare.append(1e3 * done.seconds.prepare)
+        times.sample.append(1e3 * done.seconds.sample)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    meter = Meter()
+    options = EngineOptions(model=args.model, backend=args.backend, max_model_len=1024, max_rows=max(ROWS))
+    engine = build_engine(options, subscribers=(meter.fold,))
+    report = []
+    if not args.json:
+        print(f"{'ms per step':<32}{'rows':>5}{'median':>9}{'p99':>9}   {'prepare':>8}{'sample':>8}{'rest':>8}")
+    for number, (name, fields) in enumerate(SETTINGS.items()):
+        for rows in ROWS:
+            times = measure(engine, meter, rows, fields, args.steps, 1000 * number + 100 * rows)
+            host, prepare, sample = map(statistics.median, (times.host, times.prepare, times.sample))
+            p99 = sorted(times.host)[int(0.99 * len(times.host))]
+            report.append({"what": name, "rows": rows, "median_ms": host, "p99_ms": p99, "sample_ms": sample})
+            if not args.json:
+                parts = f"{prepare:8.3f}{sample:8.3f}{host - prepare - sample:8.3f}"
+                print(f"{name:<32}{rows:>5}{host:9.3f}{p99:9.3f}   {parts}")
+    if args.json:
+        print(json.dumps({"rows": report}))
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()

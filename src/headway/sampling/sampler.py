@@ -1,0 +1,105 @@
+"""The sampler of an executor: the state of all rows by slot, and one call per step that draws for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headway.core.step import TokenLogprobs
+from headway.sampling.adjust import adjust_rows
+from headway.sampling.logits import Logits
+from headway.sampling.logprobs import token_logprobs
+from headway.sampling.pipeline import draw_rows
+from headway.sampling.rows import RowState
+from headway.sampling.table import DrawTable, Draws, failure
+
+Draw = Callable[[Logits, Draws], np.ndarray]
+
+
+@dataclass
+class Sampled:
+    """What was drawn. Entries are numbered as the draws were.
+
+    Attributes:
+        tokens: the drawn ids; negative for a row that failed.
+        logprobs: of the raw distribution, by entry, where the row asks for them.
+        failed: entry to the sentence that says why.
+    """
+
+    tokens: list[int]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+class Sampler:
+    """Draws tokens.
+
+    Args:
+        slots: most rows at once.
+        draw: a backend's `draw`, or its specification.
+    """
+
+    def __init__(self, slots: int, draw: Draw = draw_rows) -> None:
+        self._draw = draw
+        self._table = DrawTable(slots)
+        self._states: list[RowState | None] = [None] * slots
+        self._special: set[int] = set()  # slots whose logits are adjusted, or that want log probabilities
+
+    def add(self, slot: int, state: RowState) -> None:
+        """Take a slot over for a row."""
+        self._states[slot] = state
+        self._table.set(slot, state.params, state.choice)
+        self._special.discard(slot)
+        if state.adjusts or state.params.logprobs is not None:
+            self._special.add(slot)
+
+    def drop(self, slot: int) -> None:
+        """The row is gone."""
+        self._states[slot] = None
+        self._special.discard(slot)
+
+    def sample(self, logits: Logits, slots: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> Sampled:
+        """Draw one token per entry, and count it in its row's state. The logits are as before afterwards.
+
+        Args:
+            logits: of the raw model.
+            slots: int32 [n], whose token.
+            rows: int32 [n], drawn from which row of the logits; no row twice.
+            positions: int32 [n], index of the token within its sequence.
+        """
+        draws = Draws(self._table, slots, rows, positions)
+        if not self._special:
+            return _checked(self._draw(logits, draws).tolist(), positions)
+        special = [(entry, self._state(slot)) for entry, slot in enumerate(slots.tolist()) if slot in self._special]
+        adjusted = [(entry, state) for entry, state in special if state.adjusts]
+        states = [state for _, state in adjusted]
+        entries = [entry for entry, _ in adjusted]
+        change = adjust_rows(logits, rows[entries].tolist(), states, positions[entries].tolist()) if adjusted else None
+        sampled = _checked(self._draw(logits, draws).tolist(), positions)
+        if change is not None:
+            change.undo(logits)
+        for entry, state in special:
+            if entry in sampled.failed:
+                continue
+            token, row = sampled.tokens[entry], int(rows[entry])
+            if state.params.logprobs is not None:
+                reports = token_logprobs(logits.part(row, row + 1), [token], state.params.logprobs)
+                sampled.logprobs[entry] = reports[0]
+            state.observe(token)
+        return sampled
+
+    def _state(self, slot: int) -> RowState:
+        state = self._states[slot]
+        assert state is not None, f"slot {slot} is free"
+        return state
+
+
+def _checked(tokens: list[int], positions: np.ndarray) -> Sampled:
+    sampled = Sampled(tokens)
+    if tokens and min(tokens) < 0:
+        for entry, token in enumerate(tokens):
+            if token < 0:
+                sampled.failed[entry] = failure(token, int(positions[entry]))
+    return sampled

@@ -1,0 +1,33 @@
+"""Rows of the sampler, made and drawn from by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from headway.core.request import SamplingParams
+from headway.core.step import RowInit
+from headway.sampling.logits import summarise
+from headway.sampling.pipeline import draw_rows
+from headway.sampling.rows import RowState
+from headway.sampling.sampler import Draw, Sampled, Sampler
+
+
+def row(
+    tokens: tuple[int, ...] = (1, 2), prompt_len: int = 2, choice: int = 0, stop: tuple[int, ...] = (), **fields: object
+) -> RowState:
+    params = SamplingParams(**{"seed": 1, **fields})  # type: ignore[arg-type]
+    return RowState(RowInit("r", tokens, prompt_len, params, choice, stop))
+
+
+def sample(
+    logits: np.ndarray, rows: Sequence[RowState], positions: Sequence[int], draw: Draw = draw_rows
+) -> Sampled:
+    """One token per row of `logits` [rows, vocab]; slots are taken from the last to the first."""
+    sampler = Sampler(len(rows), draw)
+    slots = np.arange(len(rows), dtype=np.int32)[::-1].copy()
+    for slot, state in zip(slots.tolist(), rows, strict=True):
+        sampler.add(slot, state)
+    numbers = np.arange(len(rows), dtype=np.int32)
+    return sampler.sample(summarise(logits), slots, numbers, np.array(positions, np.int32))
