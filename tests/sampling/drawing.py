@@ -21,9 +21,7 @@ def row(
     return RowState(RowInit("r", tokens, prompt_len, params, choice, stop))
 
 
-def sample(
-    logits: np.ndarray, rows: Sequence[RowState], positions: Sequence[int], draw: Draw = draw_rows
-) -> Sampled:
+def sample(logits: np.ndarray, rows: Sequence[RowState], positions: Sequence[int], draw: Draw = draw_rows) -> Sampled:
     """One token per row of `logits` [rows, vocab]; slots are taken from the last to the first."""
     sampler = Sampler(len(rows), draw)
     slots = np.arange(len(rows), dtype=np.int32)[::-1].copy()

@@ -11,6 +11,7 @@ from headway.sampling.logits import Logits
 from headway.sampling.rows import RowFailure
 from headway.sampling.select import largest
 
+
 def token_logprobs(logits: Logits, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
     """What the model thought of `tokens`, and of the likeliest alternatives, at each row.
 

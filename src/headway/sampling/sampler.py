@@ -13,7 +13,7 @@ from headway.sampling.logits import Logits
 from headway.sampling.logprobs import token_logprobs
 from headway.sampling.pipeline import draw_rows
 from headway.sampling.rows import RowState
-from headway.sampling.table import DrawTable, Draws, failure
+from headway.sampling.table import Draws, DrawTable, failure
 
 Draw = Callable[[Logits, Draws], np.ndarray]
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from headway.core.request import SamplingParams
 from headway.core.step import RowInit
-from headway.sampling.noise import dense_uniforms
 from headway.sampling.adjust import adjust
+from headway.sampling.noise import dense_uniforms
 from headway.sampling.pipeline import Survivors, draw, keep_min_p, keep_top_p, relative_weights
 from headway.sampling.rows import RowState
 from headway.sampling.select import largest

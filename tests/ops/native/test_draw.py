@@ -123,7 +123,9 @@ def drawn(backend: NativeBackend, logits: Logits, number: int, repeats: int = 6)
     table = DrawTable(len(PARAMS))
     for slot, one in enumerate(PARAMS):
         table.set(slot, SamplingParams(seed=-3 - slot if slot % 2 else 2**62 + slot, **one), slot % 3)
-    slots, rows, at = np.meshgrid(np.arange(len(PARAMS)), np.arange(len(logits.rows)), np.arange(repeats), indexing="ij")
+    slots, rows, at = np.meshgrid(
+        np.arange(len(PARAMS)), np.arange(len(logits.rows)), np.arange(repeats), indexing="ij"
+    )
     draws = Draws(table, *(part.reshape(-1).astype(np.int32) for part in (slots, rows, at * 977 + number)))
     return backend.draw(logits, draws), draw_rows(logits, draws)
 
@@ -202,7 +204,9 @@ def test_adjusted_rows_draw_alike(kernel: str) -> None:
         {"min_tokens": 9, "stop": tuple(range(1500)), "temperature": 0.0},
         {"frequency_penalty": -1.0, "tokens": (1, 2, 3, 3, 3), "prompt_len": 1, "logprobs": 2},
     ]
-    results = [sample(logits.copy(), [row(**one) for one in fields], [2] * 4, draw) for draw in (backend.draw, draw_rows)]
+    results = [
+        sample(logits.copy(), [row(**one) for one in fields], [2] * 4, draw) for draw in (backend.draw, draw_rows)
+    ]
     assert results[0] == results[1]
     assert results[0].tokens[1] == 3076
     assert results[0].tokens[2] >= 1500
