@@ -19,7 +19,7 @@ from headway.ops.native.backend import NativeBackend
 from headway.sampling.logits import Logits, summarise
 from headway.sampling.pipeline import draw_rows
 from headway.sampling.table import NOT_FINITE, NOTHING_ALLOWED, Draws, DrawTable
-from tests.ops.native.harness import ONE_LAYER, blocks, kernels, matrix, random, step
+from tests.ops.native.harness import ONE_LAYER, blocks, kernels, matrix, random, step, unchecked
 from tests.sampling.drawing import row, sample
 
 VOCABULARIES = [1, 2, 31, 32, 33, 63, 65, 1000, 1024, 3077, 40_001]
@@ -72,7 +72,7 @@ def tables(vocab: int, seed: int = 0) -> np.ndarray:
 
 def run(backend: NativeBackend, x: np.ndarray) -> Logits:
     """Rows of x as the result of a program."""
-    table = backend.prepare(matrix(x))
+    table = unchecked(backend, x)
     backend.allocate(ONE_LAYER)
     return backend.compile(lambda ops: ops.logit_rows(ops.embed(table))).run(step(len(x)))
 
