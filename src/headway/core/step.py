@@ -144,12 +144,24 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class Seconds(msgspec.Struct, frozen=True, gc=False):
-    """Measured (or simulated) seconds of a step, by part."""
+    """Measured (or simulated) seconds of a step, by part.
+
+    Attributes:
+        prepare: laying out the batch.
+        forward: the backend's program.
+        sample: drawing tokens.
+        host: the engine loop's: planning this step, and commit, texts and messages of the step before.
+    """
 
     prepare: float = 0.0
     forward: float = 0.0
     sample: float = 0.0
     host: float = 0.0
+
+    @property
+    def outside(self) -> float:
+        """All but the forward pass: what the host adds to a step."""
+        return self.prepare + self.sample + self.host
 
     @property
     def total(self) -> float:

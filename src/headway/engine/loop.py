@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headway.core.clock import Clock, to_ps
+from headway.core.clock import Clock, to_ps, to_seconds
 from headway.core.errors import BadInput, HeadwayError, Rejected
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import StepPlan, StepResult
@@ -53,6 +53,7 @@ class EngineLoop:
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._texts: dict[str, OutputText] = {}  # by choice id
+        self._unreported = 0  # ps spent after the last step's event was out
 
     @property
     def idle(self) -> bool:
@@ -110,11 +111,15 @@ class EngineLoop:
 
     def turn(self) -> list[Delta]:
         """One step -> what every choice gained. Empty when there was nothing to do."""
-        plan = self.scheduler.plan(self.clock.now())
+        begin = self.clock.now()
+        plan = self.scheduler.plan(begin)
         if plan.empty:
             outputs, result = self.scheduler.take_outputs(), StepResult(step=plan.step)
             return [self._delta(output, result, "") for output in outputs]
+        planned = self.clock.now()
         result, broken = self._execute(plan)
+        computed = self.clock.now()
+        self._add_host_time(result, self._unreported + planned - begin)
         texts = self._read(result)
         outputs = [*self.scheduler.commit(result, self.clock.now())]
         if broken:
@@ -124,7 +129,16 @@ class EngineLoop:
             row = self.scheduler.state.rows.get(id)
             if id not in told and row is not None:
                 outputs.append(Output(row.request, (), None))
-        return [self._delta(output, result, texts.get(output.request.id, "")) for output in outputs]
+        deltas = [self._delta(output, result, texts.get(output.request.id, "")) for output in outputs]
+        self._unreported = self.clock.now() - computed
+        return deltas
+
+    @staticmethod
+    def _add_host_time(result: StepResult, ps: int) -> None:
+        """A step's host time: planning it, and the commit, texts and messages of the step before, which came after
+        the event that tells of that one."""
+        seconds = result.seconds
+        result.seconds = msgspec.structs.replace(seconds, host=seconds.host + to_seconds(ps))
 
     def _execute(self, plan: StepPlan) -> tuple[StepResult, bool]:
         """(the result, whether the executor broke). Whatever broke, it costs this step's rows, not the server; nobody
@@ -144,7 +158,11 @@ class EngineLoop:
             text = self._texts.get(id)
             if text is None:
                 continue
-            texts[id] = "".join(text.push(token) for token in tokens if text.matched is None)
+            texts[id] = (
+                text.push(tokens[0])
+                if len(tokens) == 1
+                else "".join([text.push(token) for token in tokens if text.matched is None])
+            )
             if text.matched is not None and id not in result.finish:
                 result.finish[id] = Finish("stop", text.matched)
         return texts

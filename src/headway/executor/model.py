@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult, Work
-from headway.executor.batch import Rows
+from headway.executor.batch import Layout, Rows
 from headway.ops.protocol import Backend, CacheLayout, Forward
 from headway.roofline.shape import KVGroup
 from headway.sampling.logits import Logits
@@ -59,67 +59,59 @@ class ModelExecutor:
         self._apply(plan)
         if not plan.work:
             return StepResult(step=plan.step)
-        batch, slots = self._rows.batch(plan.work)
+        layout = self._rows.lay_out(plan.work)
         prepared = time.perf_counter()
-        logits = self._program.run(batch)
+        logits = self._program.run(layout.batch)
         computed = time.perf_counter()
-        result = self._emit(plan, logits, slots, batch.kv_len)
+        result = self._emit(plan, logits, layout)
         ended = time.perf_counter()
         result.seconds = Seconds(prepared - begin, computed - prepared, ended - computed)
         return result
 
     def _apply(self, plan: StepPlan) -> None:
         for gone in plan.gone:
-            if gone in self._rows.slots:
-                self._sampler.drop(self._rows.slots[gone])
+            if gone in self._rows.by_id:
+                self._sampler.drop(self._rows.by_id[gone].slot)
         self._rows.apply(plan)
         for init in plan.new:
-            self._sampler.add(self._rows.slots[init.id], RowState(init))
+            self._sampler.add(self._rows.by_id[init.id].slot, RowState(init))
         for group in range(len(self._limits.blocks) if plan.copies else 0):
             pairs = [(copy.src, copy.dst) for copy in plan.copies if copy.group == group]
             if pairs:
                 self._backend.copy_blocks(group, pairs)
 
-    def _emit(self, plan: StepPlan, logits: Logits, slots: np.ndarray, ends: np.ndarray) -> StepResult:
-        """Sample where the plan says so.
-
-        Args:
-            plan: the step.
-            logits: of each work in turn, as many rows as it wants.
-            slots: of each work.
-            ends: int32 [work], position of the token that each would draw.
-        """
+    def _emit(self, plan: StepPlan, logits: Logits, layout: Layout) -> StepResult:
+        """Sample where the plan says so. The token drawn is at the position behind what is cached."""
         result = StepResult(step=plan.step)
-        last = np.cumsum([work.logits for work in plan.work], dtype=np.int32) - 1  # each work's last logit row
-        self._report_prompts(plan.work, logits, last, result)
-        drawing = [number for number, work in enumerate(plan.work) if work.sample and work.id not in result.failed]
-        if len(drawing) < len(plan.work):
-            slots, last, ends = slots[drawing], last[drawing], ends[drawing]
-        drawn = self._sampler.sample(logits, slots, last, ends)
-        self._rows.tokens[slots, ends] = drawn.tokens
-        ids = [plan.work[number].id for number in drawing]
-        result.tokens = {id: (token,) for id, token in zip(ids, drawn.tokens, strict=True)}
-        result.logprobs = {ids[entry]: (report,) for entry, report in drawn.logprobs.items()}
+        works, slots, last, positions = plan.work, layout.slots, layout.last, layout.batch.kv_len
+        self._report_prompts(works, logits, last, result)
+        drawing = [number for number, work in enumerate(works) if work.sample and work.id not in result.failed]
+        if len(drawing) < len(works):
+            works = tuple([works[number] for number in drawing])
+            slots, last, positions = slots[drawing], last[drawing], positions[drawing]
+        drawn = self._sampler.sample(logits, slots, last, positions)
+        for work, token in zip(works, drawn.tokens, strict=True):
+            if token >= 0:
+                result.tokens[work.id] = (token,)
+                self._rows.by_id[work.id].put(work.start + work.count, (token,))
+        for entry, report in drawn.logprobs.items():
+            result.logprobs[works[entry].id] = (report,)
         for entry, sentence in drawn.failed.items():
-            del result.tokens[ids[entry]]
-            result.failed[ids[entry]] = sentence
+            result.failed[works[entry].id] = sentence
         return result
 
     def _report_prompts(self, works: Sequence[Work], logits: Logits, last: np.ndarray, result: StepResult) -> None:
         """Logprobs of the prompt tokens that follow the computed positions; the prompt's last one foretells none."""
-        for work, end in zip(works, last.tolist(), strict=True):
-            if not work.prompt_logprobs:
-                continue
-            slot = self._rows.slots[work.id]
-            init = self._rows.inits[slot]
-            assert init is not None, "the plan names rows that exist"
-            first = work.start + work.count - work.logits + 1  # position that the first logit row foretells
-            following = self._rows.tokens[slot, first : min(work.start + work.count + 1, init.prompt_len)]
-            top, row = init.params.prompt_logprobs, end - work.logits + 1
-            if top is None or not len(following):
+        for number in [number for number, work in enumerate(works) if work.prompt_logprobs]:
+            work = works[number]
+            row = self._rows.by_id[work.id]
+            end, first = work.start + work.count, int(last[number]) - work.logits + 1  # in the row; in the logits
+            following = row.tokens[end - work.logits + 1 : min(end + 1, row.init.prompt_len)]
+            top = row.init.params.prompt_logprobs
+            if top is None or not following:
                 continue
             try:
-                reports = token_logprobs(logits.part(row, row + len(following)), following.tolist(), top)
+                reports = token_logprobs(logits.part(first, first + len(following)), following, top)
                 result.prompt_logprobs[work.id] = tuple(reports)
             except RowFailure as failure:
                 result.failed[work.id] = str(failure)

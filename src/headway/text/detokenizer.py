@@ -31,7 +31,8 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """The text that became certain with this token; often one word, sometimes nothing."""
-        return self._cut(self._decoder.decode(self._tokenizer.token_bytes(token, skip_special=self._skip_special)))
+        text = self._decoder.decode(self._tokenizer.token_bytes(token, skip_special=self._skip_special))
+        return self._cut(text) if self._strip else text
 
     def flush(self) -> str:
         """Call once, at the end: U+FFFD if the text ends within a character, else nothing."""

@@ -34,6 +34,8 @@ class StopMatcher:
 
     def push(self, text: str) -> str:
         """Text that may be shown. Call once per generated token, also if its text is empty, until `matched`."""
+        if not self._stops:
+            return text
         assert self.matched is None, "text after a stop string"
         armed = self._ignore == 0
         self._ignore -= not armed

@@ -74,37 +74,32 @@ float share_of_tiles(const float* peaks, const float* sums, int n, float top) {
   return sum_by_halves(x);
 }
 
-HW_INLINE Simd::F weight(Simd::F logit, float peak, float temperature) {
-  return falling_exponential(Simd::div(Simd::sub(logit, Simd::set1(peak)), Simd::set1(temperature)));
+HW_INLINE Simd::F weight(Simd::F logit, float peak, float coldness) {
+  return falling_exponential(Simd::mul(Simd::sub(logit, Simd::set1(peak)), Simd::set1(coldness)));
 }
 
-// exp((logit - peak) / temperature) of n logits.
-void weights(const float* logits, int n, float peak, float temperature, float* out) {
+// exp((logit - peak) * coldness) of n logits.
+void weights(const float* logits, int n, float peak, float coldness, float* out) {
   for (int i = 0; i < n; i += Simd::W) {
-    store_part(out + i, weight(load_part(logits + i, n - i, -INFINITY), peak, temperature), n - i);
+    store_part(out + i, weight(load_part(logits + i, n - i, -INFINITY), peak, coldness), n - i);
   }
 }
 
-// Sum of the weights that are at least `least`, in whole numbers of 2^-42. Adding 1.5 * 2^52 rounds a double to one.
-int64_t mass(const float* logits, int n, float peak, float temperature, float least) {
-  constexpr double MAGIC = 6755399441055744.0, UNIT = 4398046511104.0;
-  uint64_t magic, sums[Simd::W] = {};
-  memcpy(&magic, &MAGIC, 8);
-  const Simd::F low = Simd::set1(least);
+// Sum of the weights that are at least `least`, in whole numbers of 2^-42.
+int64_t mass(const float* logits, int n, float peak, float coldness, float least) {
+  const Simd::F low = Simd::set1(least), unit = Simd::set1(4398046511104.0f);
+  Simd::Mass total = Simd::no_mass();
   for (int i = 0; i < n; i += Simd::W) {
-    const Simd::F w = weight(load_part(logits + i, n - i, -INFINITY), peak, temperature);
-    float lanes[Simd::W];
-    Simd::store(lanes, Simd::unless_below(w, low, w));
-    for (int lane = 0; lane < Simd::W; ++lane) {
-      const double shifted = (double)lanes[lane] * UNIT + MAGIC;
-      uint64_t bits;
-      memcpy(&bits, &shifted, 8);
-      sums[lane] += bits - magic;
-    }
+    const Simd::F w = weight(load_part(logits + i, n - i, -INFINITY), peak, coldness);
+    Simd::add_mass(total, Simd::mul(Simd::unless_below(w, low, w), unit));
   }
-  uint64_t total = 0;
-  for (int lane = 0; lane < Simd::W; ++lane) total += sums[lane];
-  return (int64_t)total;
+  return Simd::sum_mass(total);
+}
+
+float largest(const float* x, int n) {
+  Simd::F most = Simd::set1(-INFINITY);
+  for (int i = 0; i < n; i += Simd::W) most = Simd::max(most, load_part(x + i, n - i, -INFINITY));
+  return Simd::largest(most);
 }
 
 // Words of Philox4x32-10 for token ids [4 * block, 4 * block + NOISE_SPAN): words[j][i] is of id 4 * (block + i) + j.

@@ -43,6 +43,15 @@ uint32_t noise_of(NoiseKey key, uint32_t id) {
   return words[id % 4];
 }
 
+// Index of the first of n numbers that is the largest of them.
+int where(const Kernels& kernels, const float* x, int n, float largest) {
+  constexpr int PART = 128;
+  int at = 0;
+  while (kernels.largest(x + at, std::min(PART, n - at)) != largest) at += PART;
+  while (x[at] != largest) ++at;
+  return at;
+}
+
 // The first of the tokens to finish so far; equal times go to the lowest id.
 struct Winner {
   double time = INFINITY;
@@ -60,7 +69,7 @@ struct Winner {
 class Race {
  public:
   Race(const Kernels& kernels, const LogitRow& row, const Draw& how, float peak, DrawMemory& memory)
-      : kernels_(kernels), row_(row), how_(how), temperature_(std::max(how.temperature, FLT_MIN)), peak_(peak), memory_(memory),
+      : kernels_(kernels), row_(row), how_(how), coldness_(1 / std::max(how.temperature, FLT_MIN)), peak_(peak), memory_(memory),
         key_{(uint32_t)how.seed, (uint32_t)(how.seed >> 32), how.position, how.choice, 0} {}
 
   int among_top_k();
@@ -76,7 +85,7 @@ class Race {
   const Kernels& kernels_;
   const LogitRow& row_;
   const Draw& how_;
-  const float temperature_, peak_;
+  const float coldness_, peak_;
   DrawMemory& memory_;
   const NoiseKey key_;
   float floor_ = 0;                     // no token below this weight survives
@@ -108,7 +117,7 @@ int Race::among_top_k() {
     std::nth_element(found.begin(), found.begin() + (k - 1), found.end(), by_logit);
     found.resize(k);
   }
-  for (auto& one : found) kernels_.weights(&one.logit, 1, peak_, temperature_, &one.weight);
+  for (auto& one : found) kernels_.weights(&one.logit, 1, peak_, coldness_, &one.weight);
   if (how_.top_p < 1) {
     int64_t total = 0, before = 0;
     for (const auto& one : found) total += std::llrint(one.weight * UNIT);
@@ -132,7 +141,7 @@ int Race::among_top_k() {
 int Race::among_all() {
   const int count = tiles();
   tile_weights_.resize(count);
-  kernels_.weights(row_.peaks, count, peak_, temperature_, tile_weights_.data());
+  kernels_.weights(row_.peaks, count, peak_, coldness_, tile_weights_.data());
   floor_ = how_.min_p;
   double target = INFINITY;
   if (how_.top_p < 1) {
@@ -142,7 +151,7 @@ int Race::among_all() {
     const double needless = (((1 - how_.top_p) * total / row_.vocab) - 0.5) / UNIT * (1 - 1e-6);
     floor_ = std::max(floor_, (float)(needless * (1 - 1e-6)));
   }
-  const int likeliest = (int)(std::max_element(row_.peaks, row_.peaks + count) - row_.peaks) * TILE / NOISE_SPAN;
+  const int likeliest = where(kernels_, row_.peaks, count, peak_) * TILE / NOISE_SPAN;
   for (;;) {
     Winner winner;
     offer_span(likeliest, winner);
@@ -168,7 +177,7 @@ void Race::offer_span(int span, Winner& winner) const {
   uint32_t words[4][NOISE_SPAN / 4];
   if (1 - uniform(kernels_.noise(key_, first / 4, words)) > bound) return;
   float weights[NOISE_SPAN];
-  kernels_.weights(row_.logits + first, count, peak_, temperature_, weights);
+  kernels_.weights(row_.logits + first, count, peak_, coldness_, weights);
   for (int i = 0; i < count; ++i) {
     const uint32_t word = words[i % 4][i / 4];
     if (1 - uniform(word) > bound || weights[i] < floor_ || !likelier(weights[i], first + i)) continue;
@@ -188,7 +197,7 @@ int64_t Race::mass_of(int first, int end, float least) const {
     }
     while (tile < tiles() && tile * TILE < end && tile_weights_[tile] * SLACK >= matters) ++tile;
     const int stop = std::min(tile * TILE, end);
-    total += kernels_.mass(row_.logits + at, stop - at, peak_, temperature_, least);
+    total += kernels_.mass(row_.logits + at, stop - at, peak_, coldness_, least);
     at = stop;
   }
   return total;
@@ -199,18 +208,10 @@ int64_t Race::mass_before(const Winner& token) const {
   return mass_of(0, token.id, token.weight) + mass_of(token.id + 1, row_.vocab, std::nextafter(token.weight, 2.0f));
 }
 
-int likeliest(const LogitRow& row, float peak) {
-  int id = 0;
-  while (row.peaks[id] != peak) ++id;
-  id *= TILE;
-  while (row.logits[id] != peak) ++id;
-  return id;
-}
-
 }  // namespace
 
 double logsumexp(const Kernels& kernels, const float* peaks, const float* sums, int tiles) {
-  const float top = std::max(*std::max_element(peaks, peaks + tiles), -FLT_MAX);
+  const float top = std::max(kernels.largest(peaks, tiles), -FLT_MAX);
   double total = 0;
   for (int tile = 0; tile < tiles; tile += TILE) total += kernels.share_of_tiles(peaks + tile, sums + tile, std::min(TILE, tiles - tile), top);
   return top + natural_log(total);
@@ -218,10 +219,14 @@ double logsumexp(const Kernels& kernels, const float* peaks, const float* sums, 
 
 int draw(const Kernels& kernels, const LogitRow& row, const Draw& how, DrawMemory& memory) {
   if (std::isnan(row.logsumexp)) return NOT_FINITE;
-  const float peak = *std::max_element(row.peaks, row.peaks + ceil_div(row.vocab, TILE));
+  const int tiles = (int)ceil_div(row.vocab, TILE);
+  const float peak = kernels.largest(row.peaks, tiles);
   if (peak == -INFINITY) return NOTHING_ALLOWED;
   if (!std::isfinite(peak)) return NOT_FINITE;
-  if (how.temperature == 0) return likeliest(row, peak);
+  if (how.temperature == 0) {
+    const int first = where(kernels, row.peaks, tiles, peak) * TILE;
+    return first + where(kernels, row.logits + first, std::min(TILE, row.vocab - first), peak);
+  }
   Race race(kernels, row, how, peak, memory);
   return how.top_k > 0 && how.top_k < row.vocab ? race.among_top_k() : race.among_all();
 }

@@ -56,6 +56,22 @@ struct Simd {
   // value where x is not below `low` (a NaN is not), else 0
   HW_INLINE F unless_below(F x, F low, F value) { return _mm256_and_ps(_mm256_cmp_ps(x, low, _CMP_NLT_UQ), value); }
 
+  // Sums of floats below 2^51 rounded to whole numbers, exactly: adding 1.5 * 2^52 leaves them in a double's low bits.
+  using Mass = I;
+  HW_INLINE Mass no_mass() { return _mm256_setzero_si256(); }
+  HW_INLINE void add_mass(Mass& sum, F x) {
+    const __m256d magic = _mm256_set1_pd(6755399441055744.0);
+    const I low = _mm256_castpd_si256(_mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(x)), magic));
+    const I high = _mm256_castpd_si256(_mm256_add_pd(_mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)), magic));
+    const I twice = _mm256_slli_epi64(_mm256_castpd_si256(magic), 1);
+    sum = _mm256_add_epi64(sum, _mm256_sub_epi64(_mm256_add_epi64(low, high), twice));
+  }
+  HW_INLINE int64_t sum_mass(Mass sum) {
+    int64_t lanes[4];
+    memcpy(lanes, &sum, 32);
+    return lanes[0] + lanes[1] + lanes[2] + lanes[3];
+  }
+
   HW_INLINE I zero_i() { return _mm256_setzero_si256(); }
   HW_INLINE I set1_i(int32_t x) { return _mm256_set1_epi32(x); }
   HW_INLINE I load_i(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }

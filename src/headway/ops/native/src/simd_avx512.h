@@ -46,6 +46,15 @@ struct Simd {
   // value where x is not below `low` (a NaN is not), else 0
   HW_INLINE F unless_below(F x, F low, F value) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), value); }
 
+  // Sums of floats rounded to whole numbers, exactly.
+  using Mass = I;
+  HW_INLINE Mass no_mass() { return _mm512_setzero_si512(); }
+  HW_INLINE void add_mass(Mass& sum, F x) {
+    const I low = _mm512_cvtps_epi64(_mm512_castps512_ps256(x)), high = _mm512_cvtps_epi64(_mm512_extractf32x8_ps(x, 1));
+    sum = _mm512_add_epi64(sum, _mm512_add_epi64(low, high));
+  }
+  HW_INLINE int64_t sum_mass(Mass sum) { return _mm512_reduce_add_epi64(sum); }
+
   HW_INLINE I zero_i() { return _mm512_setzero_si512(); }
   HW_INLINE I set1_i(int32_t x) { return _mm512_set1_epi32(x); }
   HW_INLINE I load_i(const void* p) { return _mm512_loadu_si512(p); }

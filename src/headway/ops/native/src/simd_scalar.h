@@ -64,6 +64,14 @@ struct Simd {
   // value where x is not below `low` (a NaN is not), else 0
   HW_INLINE F unless_below(F x, F low, F value) { return floats([&](int i) { return x.v[i] < low.v[i] ? 0.0f : value.v[i]; }); }
 
+  // Sums of floats rounded to whole numbers, exactly.
+  using Mass = int64_t;
+  HW_INLINE Mass no_mass() { return 0; }
+  HW_INLINE void add_mass(Mass& sum, F x) {
+    for (int i = 0; i < 8; ++i) sum += (int64_t)nearbyintf(x.v[i]);
+  }
+  HW_INLINE int64_t sum_mass(Mass sum) { return sum; }
+
   HW_INLINE I zero_i() { return set1_i(0); }
   HW_INLINE I set1_i(int32_t x) { return ints([=](int) { return x; }); }
   HW_INLINE I load_i(const void* p) {
