@@ -85,7 +85,7 @@ def test_metrics_are_a_fold() -> None:
         Admitted(now=2 * S, id="a#1", cached=10, preemptions=0, waited=2 * S),
         FirstToken(now=3 * S, id="a#1", waited=3 * S),
         StepDone(now=3 * S, step=1, planned=2 * S, idle=0, rows=(0, 1), counts=(1, 1), emitted=(3, 1), shape=SHAPE,
-                 accepted=2, drafted=4),
+                 accepted=2, drafted=4, seconds=Seconds(prepare=0.25, sample=0.5, host=0.25)),
         Preempted(now=3 * S, id="a#1", wasted=11),
         Finished(now=4 * S, id="a", reason="stop", prompt_tokens=10, cached=4, generated=5, lived=4 * S),
         StepDone(now=4 * S, step=2, planned=3 * S, idle=0, rows=(0,), counts=(1,), emitted=(1,), shape=SHAPE),
@@ -98,7 +98,7 @@ def test_metrics_are_a_fold() -> None:
         "requests_total": 2, "requests_running": 0, "requests_waiting": 1, "kv_cache_usage": 0.5,
         "prompt_tokens_total": 10, "generation_tokens_total": 6, "prefix_cache_queries_total": 10,
         "prefix_cache_hits_total": 4, "preemptions_total": 1, "preempted_tokens_total": 11, "accepted_tokens_total": 2,
-        "draft_tokens_total": 4, "steps_total": 3, "step_seconds_total": 1, "step_predicted_seconds_total": 0.5,
+        "draft_tokens_total": 4, "steps_total": 3, "step_seconds_total": 2, "step_predicted_seconds_total": 0.5,
         "step_prediction_error_seconds_total": 0.5, "step_time_ratio": 2, "step_time_error": 1,
         'requests_finished_total{finished_reason="stop"}': 1,
         "time_to_first_token_seconds_count": 2, "time_to_first_token_seconds_sum": 5,
@@ -106,6 +106,7 @@ def test_metrics_are_a_fold() -> None:
         "request_latency_seconds_sum": 4, "request_queue_seconds_sum": 3, "request_prefill_seconds_sum": 2,
         "request_decode_seconds_sum": 2, "request_generation_tokens_sum": 5,
         'http_requests_total{route="/health",status="200"}': 2, "up": 1,
+        "step_host_seconds_sum": 1, "step_host_seconds_count": 3,
     }  # fmt: skip
     assert {name: now[f"headway:{name}"] for name in expected} == expected
 

@@ -21,6 +21,7 @@ from headway.engine.ipc import Status
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 LAGS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 RECENT = 100  # steps that the running prediction error looks back over
+HOST = (0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.002, 0.005, 0.01, 0.1)
 TOKENS = tuple(float(4**power) for power in range(11))  # 1 to 1M
 REASONS = ("stop", "length", "abort", "error")
 VLLM_NAMES = {  # of the series that have one there
@@ -122,6 +123,7 @@ class _Seen:
     queue: Histogram = field(default_factory=_seconds)
     prefill: Histogram = field(default_factory=_seconds)
     decode: Histogram = field(default_factory=_seconds)
+    host: Histogram = field(default_factory=lambda: Histogram(HOST))
     lag: Histogram = field(default_factory=lambda: Histogram(LAGS))
     prompt_lengths: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     output_lengths: Histogram = field(default_factory=lambda: Histogram(TOKENS))
@@ -190,6 +192,7 @@ class Metrics:
             self._seen.decode.observe(to_seconds(event.now - live.first))
 
     def _step(self, event: events.StepDone) -> None:
+        self._seen.host.observe(event.seconds.outside / event.steps, event.steps)
         if event.predicted:
             self._compare(event.seconds.total / event.predicted, event.steps)
         for number, emitted in zip(event.rows, event.emitted, strict=True):
@@ -290,6 +293,7 @@ class Metrics:
         yield "request_decode_seconds", histogram, "From first token to the end.", seen.decode
         yield "request_prompt_tokens", histogram, "Prompt length.", seen.prompt_lengths
         yield "request_generation_tokens", histogram, "Output length.", seen.output_lengths
+        yield "step_host_seconds", histogram, "Of a step, all but the forward pass.", seen.host
         yield "event_loop_lag_seconds", histogram, "How late the API's event loop wakes.", seen.lag
 
 
