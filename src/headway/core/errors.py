@@ -8,6 +8,14 @@ from __future__ import annotations
 
 from enum import Enum
 
+MAX_SHOWN = 80  # characters of a value quoted in an error
+
+
+def shown(value: object) -> str:
+    """A value from a file, quoted for an error message: printable and short."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 4] + "...'"
+
 
 class HeadwayError(Exception):
     """Base of every error meant for a user. `str(error)` is the whole sentence."""
@@ -36,6 +44,10 @@ class ModelFileError(HeadwayError):
 
     status = 500
     exit_code = 2
+
+    @classmethod
+    def of(cls, place: str, problem: str) -> ModelFileError:
+        return cls(f"{place}: {problem}")
 
 
 class EngineDead(HeadwayError):

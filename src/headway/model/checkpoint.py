@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.core.errors import ModelFileError
-from headway.model.fields import Fields
-from headway.model.gguf import read_gguf, shown
+from headway.core.errors import ModelFileError, shown
+from headway.core.fields import Fields
+from headway.model.gguf import read_gguf
 from headway.model.reading import MAX_JSON_BYTES, read_json
 from headway.model.safetensors import read_folder
 from headway.ops.weight import Weight
@@ -66,10 +66,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
         ModelFileError: truncated, hostile, or not a model.
     """
     if path.is_dir():
-        config = Fields(read_json(path / "config.json"), str(path / "config.json"))
+        config = Fields(read_json(path / "config.json"), str(path / "config.json"), ModelFileError.of)
         return Checkpoint(path, False, config.text("model_type"), config, read_folder(path))
     file = read_gguf(path)
-    config = Fields(file.metadata, str(path))
+    config = Fields(file.metadata, str(path), ModelFileError.of)
     return Checkpoint(path, True, config.text("general.architecture"), config, file.tensors)
 
 
@@ -133,7 +133,7 @@ def _hf_template(folder: Path, tokenizer: Fields) -> str | None:
 
 
 def _optional(path: Path) -> Fields:
-    return Fields(read_json(path) if path.exists() else {}, str(path))
+    return Fields(read_json(path) if path.exists() else {}, str(path), ModelFileError.of)
 
 
 def _listed(noun: str, names: list[str]) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.core.errors import ModelFileError
+from headway.core.errors import ModelFileError, shown
 from headway.model.reading import MappedFile, Span
 from headway.ops.weight import Weight, stored_bytes
 
@@ -30,7 +30,6 @@ MAX_ELEMENTS = 1 << 23  # array elements in the whole header; the largest tokeni
 MAX_DEPTH = 2  # arrays within arrays
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
-MAX_SHOWN = 80  # characters of a name quoted in an error
 
 FORMAT_OF_TYPE = {
     0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 10: "q2_k", 11: "q3_k", 12: "q4_k",
@@ -268,9 +267,3 @@ class _Reader:
 
     def _fault(self, problem: str) -> ModelFileError:
         return ModelFileError(f"{self._path}: {self._where}: {problem}")
-
-
-def shown(value: object) -> str:
-    """A value from a file, quoted for an error message: printable and short."""
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 4] + "...'"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from headway.core.fields import Fields
 from headway.model.checkpoint import Checkpoint
 from headway.model.family import Decoder
-from headway.model.fields import Fields
 from headway.model.rope import Llama3Scaling, inverse_frequencies, llama3
 from headway.ops.protocol import Forward, Ops, Prepared, Rope, Tensor
 from headway.ops.weight import Weight
@@ -101,12 +101,12 @@ def config_from_hf(fields: Fields) -> LlamaConfig:
         LlamaConfig(
             layers=fields.size("num_hidden_layers"),
             heads=heads,
-            kv_heads=fields.size("num_key_value_heads", heads),
-            head_dim=fields.size("head_dim", hidden_size // heads or 1),
+            kv_heads=fields.size("num_key_value_heads", default=heads),
+            head_dim=fields.size("head_dim", default=hidden_size // heads or 1),
             hidden_size=hidden_size,
             intermediate_size=fields.size("intermediate_size"),
             vocab_size=fields.size("vocab_size"),
-            context_length=fields.size("max_position_embeddings", 2048),
+            context_length=fields.size("max_position_embeddings", default=2048),
             norm_eps=fields.number("rms_norm_eps", 1e-6),
             rope_theta=theta,
             rope_linear=linear,
@@ -168,7 +168,7 @@ def config_from_gguf(fields: Fields, tensors: Mapping[str, Weight]) -> LlamaConf
         ModelFileError: as `config_from_hf`.
     """
     own = {key.removeprefix("llama."): value for key, value in fields.values.items() if key.startswith("llama.")}
-    llama = Fields(own, f"{fields.where}: llama")
+    llama = Fields(own, f"{fields.where}: llama", fields.error)
     for key in own.keys() - _GGUF_KEYS:
         raise llama.fault(key, "this setting is not known for a Llama model")
     if own.get("expert_count", 0) != 0:
@@ -177,9 +177,9 @@ def config_from_gguf(fields: Fields, tensors: Mapping[str, Weight]) -> LlamaConf
     if scaling not in ("none", "linear"):
         raise llama.fault("rope.scaling.type", f"{scaling!r} is not supported; none and linear are")
     hidden_size, heads = llama.size("embedding_length"), llama.size("attention.head_count")
-    head_dim = llama.size("attention.key_length", hidden_size // heads or 1)
+    head_dim = llama.size("attention.key_length", default=hidden_size // heads or 1)
     for key in ("attention.value_length", "rope.dimension_count"):
-        if llama.size(key, head_dim) != head_dim:
+        if llama.size(key, default=head_dim) != head_dim:
             raise llama.fault(key, f"{own[key]} differs from the head size {head_dim}; that is not supported")
     table = tensors.get("token_embd.weight")
     return _checked(
@@ -187,11 +187,11 @@ def config_from_gguf(fields: Fields, tensors: Mapping[str, Weight]) -> LlamaConf
         LlamaConfig(
             layers=llama.size("block_count"),
             heads=heads,
-            kv_heads=llama.size("attention.head_count_kv", heads),
+            kv_heads=llama.size("attention.head_count_kv", default=heads),
             head_dim=head_dim,
             hidden_size=hidden_size,
             intermediate_size=llama.size("feed_forward_length"),
-            vocab_size=llama.size("vocab_size", table.shape[0] if table is not None else None),
+            vocab_size=llama.size("vocab_size", default=table.shape[0] if table is not None else None),
             context_length=llama.size("context_length"),
             norm_eps=llama.number("attention.layer_norm_rms_epsilon"),
             rope_theta=llama.number("rope.freq_base", 10000.0),

@@ -10,8 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headway.core.errors import ModelFileError
-from headway.model.gguf import shown
+from headway.core.errors import ModelFileError, shown
 from headway.model.reading import MappedFile, Span, parse_json_object, read_json
 from headway.ops.weight import Weight, stored_bytes
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from headway.core.errors import BadInput
-from headway.roofline.families import Family, Fields, open_config
+from headway.core.fields import Fields
+from headway.roofline.families import Family, open_config
 from headway.roofline.gemma4 import gemma4_groups, gemma4_tensors
 from headway.roofline.quantised import stored
 from headway.roofline.shape import ByRole, KVGroup, ModelShape, MoE
@@ -28,8 +29,10 @@ def shape_from_config(raw: Any, name: str = "") -> ModelShape:
     model_type, family, fields = open_config(raw)
     size = dims(family, fields)
     tensors, sparse = _tensors(family, fields, size)
-    dtype = DTYPES.get(str(fields.raw.get("dtype") or fields.raw.get("torch_dtype") or "bfloat16"), "bf16")
-    quantisation = stored(fields.raw.get("quantization_config") or fields.raw.get("compression_config") or {}, dtype)
+    dtype = DTYPES.get(str(fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16"), "bf16")
+    quantisation = stored(
+        fields.values.get("quantization_config") or fields.values.get("compression_config") or {}, dtype
+    )
     cache = quantisation.kv or 2.0
     if family.experts == "gemma4":
         groups = gemma4_groups(fields, size, cache)
@@ -39,7 +42,7 @@ def shape_from_config(raw: Any, name: str = "") -> ModelShape:
     return ModelShape(
         name=name or model_type, family=model_type, layers=size.layers, d_model=size.d, vocab=size.vocab,
         heads=size.heads, kv_heads=1 if latent else size.kv_heads,
-        head_width=fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim") if latent else size.head,
+        head_width=fields.size("qk_nope_head_dim") + fields.size("qk_rope_head_dim") if latent else size.head,
         params=_by_role(tensors, lambda tensor: 1), stored=_by_role(tensors, quantisation.size),
         groups=groups, tied=size.tied, moe=_moe(fields, tensors, sum(sparse)),
         context=fields.maybe("max_position_embeddings") or 0, weight_format=quantisation.format,
@@ -70,19 +73,19 @@ def layer_kinds(family: Family, fields: Fields, size: Dims) -> list[str]:
         "full_attention": "full", "attention": "full", "global": "full", "linear_attention": "linear",
         "sliding_attention": "window" if windowed else "full",
     }  # fmt: skip
-    listed = fields.per_layer("layer_types", size.layers)
+    listed = fields.words("layer_types", size.layers)
     if listed is not None:
         unknown = sorted(set(listed) - words.keys())
         if unknown:
             raise BadInput("config.json layer_types", f"{unknown[0]!r}; accepted: {', '.join(words)}")
         return [words[word] for word in listed]
     if family.window_every and (windowed or hybrid):
-        every = fields.count("sliding_window_pattern", "full_attention_interval", default=family.window_every)
+        every = fields.size("sliding_window_pattern", "full_attention_interval", default=family.window_every)
         other = "linear" if hybrid else "window"
         return ["full" if (layer + 1) % every == 0 else other for layer in range(size.layers)]
     if not windowed:
         return ["full"] * size.layers
-    first = fields.raw.get("max_window_layers") or 0  # Qwen2: the layers from there on have the window
+    first = fields.values.get("max_window_layers") or 0  # Qwen2: the layers from there on have the window
     return ["window" if layer >= first else "full" for layer in range(size.layers)]
 
 
@@ -90,12 +93,12 @@ def sparse_layers(family: Family, fields: Fields, layers: int) -> list[bool]:
     """Which layers have routed experts."""
     if not family.experts:
         return [False] * layers
-    listed = fields.per_layer("mlp_layer_types", layers)
+    listed = fields.words("mlp_layer_types", layers)
     if listed is not None:
         return [word == "sparse" for word in listed]
     dense_prefix = fields.maybe("first_k_dense_replace") or 0
-    step = fields.count("decoder_sparse_step", default=1)
-    dense = set(fields.raw.get("mlp_only_layers") or ())
+    step = fields.size("decoder_sparse_step", default=1)
+    dense = set(fields.values.get("mlp_only_layers") or ())
     return [i >= dense_prefix and (i + 1) % step == 0 and i not in dense for i in range(layers)]
 
 
@@ -112,7 +115,7 @@ def kv_groups(fields: Fields, size: Dims, kinds: list[str], kv_bytes: float) -> 
             flops = 4.0 * size.heads * size.head
             groups.append(KVGroup(
                 kind, layers, size.kv_heads, size.head, size.head, dtype_bytes=kv_bytes,
-                window=fields.count("sliding_window") if kind == "window" else None,
+                window=fields.size("sliding_window") if kind == "window" else None,
                 decode_flops=flops, prefill_flops=flops,
             ))  # fmt: skip
     return tuple(groups)
@@ -121,8 +124,8 @@ def kv_groups(fields: Fields, size: Dims, kinds: list[str], kv_bytes: float) -> 
 def _latent_groups(fields: Fields, size: Dims, layers: tuple[int, ...], kv_bytes: float) -> list[KVGroup]:
     """MLA caches d_c + d_r numbers per token. Decode works on the latent vectors (scores over d_c + d_r, values d_c);
     prefill expands keys and values to all heads. A sparse indexer caches one more key per token and reads them all."""
-    rank, rope = fields.count("kv_lora_rank"), fields.count("qk_rope_head_dim")
-    nope, value = fields.count("qk_nope_head_dim"), fields.count("v_head_dim")
+    rank, rope = fields.size("kv_lora_rank"), fields.size("qk_rope_head_dim")
+    nope, value = fields.size("qk_nope_head_dim"), fields.size("v_head_dim")
     top = fields.maybe("index_topk")
     latent = KVGroup(
         "latent", layers, 1, rank + rope, 0, dtype_bytes=kv_bytes, read_limit=top,
@@ -130,7 +133,7 @@ def _latent_groups(fields: Fields, size: Dims, layers: tuple[int, ...], kv_bytes
     )  # fmt: skip
     if top is None:
         return [latent]
-    width, heads = fields.count("index_head_dim"), fields.count("index_n_heads")
+    width, heads = fields.size("index_head_dim"), fields.size("index_n_heads")
     flops = 2.0 * heads * width
     return [
         latent,
@@ -141,11 +144,11 @@ def _latent_groups(fields: Fields, size: Dims, layers: tuple[int, ...], kv_bytes
 def _state_group(fields: Fields, layers: tuple[int, ...]) -> KVGroup:
     """Gated DeltaNet: a d_k x d_v matrix per value head, and the last inputs of its short convolution; both split by
     key head. Per token it decays, reads and rank-one updates the matrix: about 8 FLOPs per number."""
-    key_heads, value_heads = fields.count("linear_num_key_heads"), fields.count("linear_num_value_heads")
-    key, value = fields.count("linear_key_head_dim"), fields.count("linear_value_head_dim")
+    key_heads, value_heads = fields.size("linear_num_key_heads"), fields.size("linear_num_value_heads")
+    key, value = fields.size("linear_key_head_dim"), fields.size("linear_value_head_dim")
     share = value_heads // key_heads
     matrix = share * key * value
-    convolution = (fields.count("linear_conv_kernel_dim") - 1) * (2 * key + share * value)
+    convolution = (fields.size("linear_conv_kernel_dim") - 1) * (2 * key + share * value)
     flops = 8.0 * value_heads * key * value
     return KVGroup(
         "state", layers, key_heads, matrix, convolution, dtype_bytes=STATE_BYTES,
@@ -164,7 +167,7 @@ def _moe(fields: Fields, tensors: list[Tensor], layers: int) -> MoE | None:
     if not layers:
         return None
     experts = expert_count(fields)
-    active = fields.count("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts")
+    active = fields.size("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts")
     if active > experts:
         raise BadInput("config.json num_experts_per_tok", f"{active} of {experts} experts; accepted: 1 to {experts}")
     total = sum(tensor.numel for tensor in tensors if tensor.role == "experts")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.core.errors import BadInput
+from headway.core.fields import Fields
 
 NORMS_2 = ("input_layernorm", "post_attention_layernorm")
 NORMS_4 = (*NORMS_2, "pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -96,49 +97,6 @@ RENAMED = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Fields:
-    """A `config.json` with typed, checked access; every fault names the key and what is accepted."""
-
-    raw: Mapping[str, Any]
-
-    def count(self, *keys: str, default: int | None = None) -> int:
-        """A whole number >= 1 under the first of `keys` that is set."""
-        for key in keys:
-            value = self.raw.get(key)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1 or value > 10**9:
-                raise BadInput(f"config.json {key}", f"{value!r} is not a whole number from 1 to 1e9")
-            return value
-        if default is None:
-            raise BadInput(f"config.json {keys[0]}", "missing; a language model's config.json has it as a whole number")
-        return default
-
-    def maybe(self, *keys: str) -> int | None:
-        """Like `count`, None if none of `keys` is set (or is 0, which configs write for "none")."""
-        if all(not self.raw.get(key) for key in keys):
-            return None
-        return self.count(*(key for key in keys if self.raw.get(key)))
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        value = self.raw.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise BadInput(f"config.json {key}", f"{value!r} is neither true nor false")
-        return value
-
-    def per_layer(self, key: str, layers: int) -> list[str] | None:
-        """A list of one word per layer, None if absent."""
-        value = self.raw.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or len(value) != layers or not all(isinstance(word, str) for word in value):
-            raise BadInput(f"config.json {key}", f"accepted is a list of {layers} words, one per layer")
-        return value
-
-
 def open_config(raw: Any) -> tuple[str, Family, Fields]:
     """(model_type, family, fields) of the language model in `raw`, unwrapping multimodal configs (`text_config`).
 
@@ -162,4 +120,4 @@ def open_config(raw: Any) -> tuple[str, Family, Fields]:
             "config.json model_type",
             f"{model_type!r} is not a language model this planner knows; accepted: {', '.join(sorted(FAMILIES))}",
         )
-    return model_type, FAMILIES[model_type], Fields(inner)
+    return model_type, FAMILIES[model_type], Fields(inner, "config.json", BadInput)

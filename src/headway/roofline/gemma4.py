@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from headway.core.errors import BadInput
-from headway.roofline.families import NORMS_4, Fields
+from headway.core.fields import Fields
+from headway.roofline.families import NORMS_4
 from headway.roofline.shape import KVGroup
 from headway.roofline.tensors import Dims, Tensor
 
@@ -30,18 +31,16 @@ class LayerShape(NamedTuple):
 
 def layer_shapes(fields: Fields, size: Dims) -> list[LayerShape]:
     """Attention of each layer, from `layer_types` and either `per_layer_config` or the `global_*` keys."""
-    words = fields.per_layer("layer_types", size.layers)
+    words = fields.words("layer_types", size.layers)
     if words is None:
         words = ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(size.layers)]
-    changes = fields.raw.get("per_layer_config") or {}
-    if not isinstance(changes, dict):
-        raise BadInput("config.json per_layer_config", "accepted is an object by layer index")
-    by_layer = {int(index): Fields(entry) for index, entry in changes.items()}
+    changes = fields.group("per_layer_config")
+    by_layer = {int(index): changes.group(index) for index in changes.values}  # such as "05"
     first_shared = size.layers - (fields.maybe("num_kv_shared_layers") or 0)
     shapes = []
     for layer, word in enumerate(words):
         full = word == "full_attention"
-        own = by_layer.get(layer, Fields({}))
+        own = by_layer.get(layer, changes.group(""))
         head = own.maybe("head_dim") or (fields.maybe("global_head_dim") or GLOBAL_HEAD if full else size.head)
         kv_heads = own.maybe("num_key_value_heads") or (
             fields.maybe("num_global_key_value_heads") if full else None) or size.kv_heads  # fmt: skip
@@ -56,7 +55,7 @@ def gemma4_tensors(fields: Fields, size: Dims) -> Iterator[Tensor]:
     yield Tensor("model.embed_tokens.weight", (size.vocab, d), "embed")
     yield Tensor("model.norm.weight", (d,), "norm")
     if per_layer:
-        table = fields.count("vocab_size_per_layer_input", default=size.vocab)
+        table = fields.size("vocab_size_per_layer_input", default=size.vocab)
         yield Tensor("model.embed_tokens_per_layer.weight", (table, size.layers * per_layer), "gathered")
         yield Tensor("model.per_layer_model_projection.weight", (size.layers * per_layer, d), "mlp")
         yield Tensor("model.per_layer_projection_norm.weight", (per_layer,), "norm")
@@ -93,7 +92,7 @@ def _attention(at: str, shape: LayerShape, size: Dims) -> Iterator[Tensor]:
 
 
 def _experts(at: str, fields: Fields, d: int) -> Iterator[Tensor]:
-    experts, ffn = fields.count("num_experts"), fields.count("moe_intermediate_size")
+    experts, ffn = fields.size("num_experts"), fields.size("moe_intermediate_size")
     yield Tensor(at + "router.proj.weight", (experts, d), "router")
     yield Tensor(at + "router.scale", (d,), "router")
     yield Tensor(at + "router.per_expert_scale", (experts,), "router")
@@ -114,7 +113,7 @@ def gemma4_groups(fields: Fields, size: Dims, kv_bytes: float) -> tuple[KVGroup,
         flops = 4.0 * size.heads * shape.head
         groups.append(KVGroup(
             kind, stored, shape.kv_heads, shape.head, shape.head, dtype_bytes=kv_bytes,
-            window=fields.count("sliding_window") if kind == "window" else None,
+            window=fields.size("sliding_window") if kind == "window" else None,
             readers=len(of_kind) - len(stored), decode_flops=flops, prefill_flops=flops,
         ))  # fmt: skip
     return tuple(groups)

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
-from headway.roofline.families import Family, Fields
+from headway.core.fields import Fields
+from headway.roofline.families import Family
 
 
 class Tensor(NamedTuple):
@@ -40,15 +41,15 @@ class Dims(NamedTuple):
 
 
 def dims(family: Family, fields: Fields) -> Dims:
-    layers = fields.count("num_hidden_layers")
-    d = fields.count("hidden_size")
-    heads = fields.count("num_attention_heads")
+    layers = fields.size("num_hidden_layers")
+    d = fields.size("hidden_size")
+    heads = fields.size("num_attention_heads")
     return Dims(
         layers=layers, d=d, heads=heads,
-        ffn=fields.count("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"),
-        vocab=fields.count("vocab_size"),
-        kv_heads=fields.count("num_key_value_heads", default=heads),
-        head=fields.count("head_dim", default=family.head_dim or max(1, d // heads)),
+        ffn=fields.size("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"),
+        vocab=fields.size("vocab_size"),
+        kv_heads=fields.size("num_key_value_heads", default=heads),
+        head=fields.size("head_dim", default=family.head_dim or max(1, d // heads)),
         tied=fields.flag("tie_word_embeddings", family.tied),
     )  # fmt: skip
 
@@ -111,8 +112,8 @@ def _attention(family: Family, fields: Fields, size: Dims, at: str) -> Iterator[
 def _latent_attention(fields: Fields, size: Dims, at: str) -> Iterator[Tensor]:
     """Multi-head latent attention (DeepSeek-V2): low-rank queries, one latent vector and one rotary key cached."""
     bias = fields.flag("attention_bias")
-    rank, rope = fields.count("kv_lora_rank"), fields.count("qk_rope_head_dim")
-    nope, value = fields.count("qk_nope_head_dim"), fields.count("v_head_dim")
+    rank, rope = fields.size("kv_lora_rank"), fields.size("qk_rope_head_dim")
+    nope, value = fields.size("qk_nope_head_dim"), fields.size("v_head_dim")
     q_rank = fields.maybe("q_lora_rank")
     if q_rank is None:
         yield from _linear(at + "q_proj", size.heads * (nope + rope), size.d, "attention")
@@ -125,7 +126,7 @@ def _latent_attention(fields: Fields, size: Dims, at: str) -> Iterator[Tensor]:
     yield from _linear(at + "kv_b_proj", size.heads * (nope + value), rank, "attention")
     yield from _linear(at + "o_proj", size.d, size.heads * value, "attention", bias)
     if fields.maybe("index_topk"):  # sparse attention's indexer (DeepSeek-V3.2, GLM-5)
-        heads, width = fields.count("index_n_heads"), fields.count("index_head_dim")
+        heads, width = fields.size("index_n_heads"), fields.size("index_head_dim")
         yield from _linear(at + "indexer.wq_b", heads * width, q_rank or size.d, "attention")
         yield from _linear(at + "indexer.wk", width, size.d, "attention")
         yield from _linear(at + "indexer.weights_proj", heads, size.d, "attention")
@@ -135,8 +136,8 @@ def _latent_attention(fields: Fields, size: Dims, at: str) -> Iterator[Tensor]:
 
 def _linear_attention(family: Family, fields: Fields, size: Dims, at: str) -> Iterator[Tensor]:
     """Gated DeltaNet (Qwen3-Next, Qwen3.5): a recurrent state instead of a cache."""
-    keys = fields.count("linear_num_key_heads") * fields.count("linear_key_head_dim")
-    value_heads, value_head = fields.count("linear_num_value_heads"), fields.count("linear_value_head_dim")
+    keys = fields.size("linear_num_key_heads") * fields.size("linear_key_head_dim")
+    value_heads, value_head = fields.size("linear_num_value_heads"), fields.size("linear_value_head_dim")
     values = value_heads * value_head
     if family.split_linear:
         parts = {"qkv": 2 * keys + values, "z": values, "a": value_heads, "b": value_heads}
@@ -144,7 +145,7 @@ def _linear_attention(family: Family, fields: Fields, size: Dims, at: str) -> It
         parts = {"qkvz": 2 * (keys + values), "ba": 2 * value_heads}
     for part, rows in parts.items():
         yield from _linear(f"{at}in_proj_{part}", rows, size.d, "attention")
-    yield Tensor(at + "conv1d.weight", (2 * keys + values, 1, fields.count("linear_conv_kernel_dim")), "attention")
+    yield Tensor(at + "conv1d.weight", (2 * keys + values, 1, fields.size("linear_conv_kernel_dim")), "attention")
     yield Tensor(at + "A_log", (value_heads,), "norm")
     yield Tensor(at + "dt_bias", (value_heads,), "norm")
     yield Tensor(at + "norm.weight", (value_head,), "norm")
@@ -161,13 +162,13 @@ def _mlp(at: str, d: int, ffn: int, role: str, fused: bool = False, bias: bool =
 
 
 def expert_count(fields: Fields) -> int:
-    return fields.count("num_experts", "num_local_experts", "n_routed_experts")
+    return fields.size("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def _experts(family: Family, fields: Fields, size: Dims, layer: str) -> Iterator[Tensor]:
     """Router, routed experts and shared experts of one layer."""
     experts, d = expert_count(fields), size.d
-    ffn = fields.count("moe_intermediate_size", "intermediate_size")
+    ffn = fields.size("moe_intermediate_size", "intermediate_size")
     at = layer + ("block_sparse_moe." if family.experts == "block" else "mlp.")
     if family.experts == "stacked":
         yield from _linear(at + "router", experts, d, "router", bias=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from headway.core.errors import ModelFileError
-from headway.model.gguf import shown
+from headway.core.errors import HeadwayError, shown
 
 MAX_SIZE = 1 << 32  # no dimension of a model is near it; products of four stay exact in Python
 
@@ -18,25 +17,33 @@ class Fields:
     Args:
         values: config.json's object, or GGUF metadata.
         where: what they come from; starts every error.
+        error: makes the error of (field, problem): `ModelFileError.of`, `BadInput`.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+    def __init__(self, values: Mapping[str, Any], where: str, error: Callable[[str, str], HeadwayError]) -> None:
         self.values = values
         self.where = where
+        self.error = error
 
-    def fault(self, name: str, problem: str) -> ModelFileError:
-        return ModelFileError(f"{self.where}: {name}: {problem}")
+    def fault(self, name: str, problem: str) -> HeadwayError:
+        return self.error(f"{self.where}: {name}", problem)
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
         return self.values.get(name) is not None
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer; `default` if the field is missing or null, required without one."""
+    def size(self, *names: str, default: int | None = None) -> int:
+        """A positive integer, under the first of `names` that is there; `default` if none is, required without one."""
+        name = next(filter(self.has, names), names[0])
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < MAX_SIZE:
             raise self.fault(name, f"{shown(value)} is not an integer from 1 to {MAX_SIZE - 1}")
         return value
+
+    def maybe(self, *names: str) -> int | None:
+        """As `size`; None if none of `names` is there (or is 0, which configs write for "none")."""
+        names = tuple(name for name in names if self.values.get(name))
+        return self.size(*names) if names else None
 
     def number(self, name: str, default: float | None = None) -> float:
         """A positive finite number."""
@@ -45,7 +52,7 @@ class Fields:
             raise self.fault(name, f"{shown(value)} is not a positive number")
         return float(value)
 
-    def flag(self, name: str, default: bool) -> bool:
+    def flag(self, name: str, default: bool = False) -> bool:
         value = self._get(name, default)
         if not isinstance(value, bool):
             raise self.fault(name, f"{shown(value)} is neither true nor false")
@@ -62,7 +69,16 @@ class Fields:
         value = self._get(name, {})
         if not isinstance(value, dict):
             raise self.fault(name, f"{shown(value)} is not an object")
-        return Fields(value, f"{self.where}: {name}")
+        return Fields(value, f"{self.where}: {name}", self.error)
+
+    def words(self, name: str, count: int) -> list[str] | None:
+        """A list of `count` strings (one per layer); None if missing or null."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != count or not all(isinstance(word, str) for word in value):
+            raise self.fault(name, f"{shown(value)} is not a list of {count} strings")
+        return value
 
     def token_id(self, name: str, vocab_size: int) -> int | None:
         """A token id below vocab_size, or None if there is none."""
