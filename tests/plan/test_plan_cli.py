@@ -231,7 +231,7 @@ def test_a_config_that_is_not_a_language_model(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit) as stopped:
         main(["plan", "step", "--model", str(tmp_path), "--hardware", "h100"])
     assert stopped.value.code == 2
-    assert "config.json model_type: 'vit' is not a language model" in capsys.readouterr().err
+    assert "config.json: model_type: 'vit' is not a language model" in capsys.readouterr().err
 
 
 def test_a_verb_refuses_a_mode_it_does_not_compute(capsys: pytest.CaptureFixture[str]) -> None:

@@ -218,7 +218,7 @@ def test_precision_by_name() -> None:
 BAD = {
     "not a language model": ({"model_type": "vit"}, "model_type.*'vit' is not a language model"),
     "no model_type": ({"hidden_size": 3}, "model_type: missing"),
-    "no layers": ({"model_type": "llama", "hidden_size": 8}, "num_hidden_layers: missing"),
+    "no layers": ({"model_type": "llama", "hidden_size": 8}, "num_hidden_layers: is missing"),
     "negative": ({"model_type": "llama", "num_hidden_layers": -2}, "num_hidden_layers: -2"),
     "a word": ({"model_type": "llama", "num_hidden_layers": "many"}, "num_hidden_layers: 'many'"),
     "a list": ([1, 2], "not a JSON object"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.core.errors import BadInput
 from headway.core.fields import Fields
 from headway.roofline.families import Family, open_config
 from headway.roofline.gemma4 import gemma4_groups, gemma4_tensors
@@ -77,7 +76,7 @@ def layer_kinds(family: Family, fields: Fields, size: Dims) -> list[str]:
     if listed is not None:
         unknown = sorted(set(listed) - words.keys())
         if unknown:
-            raise BadInput("config.json layer_types", f"{unknown[0]!r}; accepted: {', '.join(words)}")
+            raise fields.fault("layer_types", f"{unknown[0]!r}; accepted: {', '.join(words)}")
         return [words[word] for word in listed]
     if family.window_every and (windowed or hybrid):
         every = fields.size("sliding_window_pattern", "full_attention_interval", default=family.window_every)
@@ -169,6 +168,6 @@ def _moe(fields: Fields, tensors: list[Tensor], layers: int) -> MoE | None:
     experts = expert_count(fields)
     active = fields.size("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts")
     if active > experts:
-        raise BadInput("config.json num_experts_per_tok", f"{active} of {experts} experts; accepted: 1 to {experts}")
+        raise fields.fault("num_experts_per_tok", f"{active} of {experts} experts; accepted: 1 to {experts}")
     total = sum(tensor.numel for tensor in tensors if tensor.role == "experts")
     return MoE(layers=layers, experts=experts, active=active, expert_params=total // (layers * experts))

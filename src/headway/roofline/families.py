@@ -107,17 +107,17 @@ def open_config(raw: Any) -> tuple[str, Family, Fields]:
         raise BadInput("config.json", "not a JSON object")
     inner = next((raw[key] for key in ("text_config", "llm_config", "language_config") if key in raw), raw)
     if not isinstance(inner, Mapping):
-        raise BadInput("config.json text_config", "not a JSON object")
+        raise BadInput("config.json: text_config", "not a JSON object")
     if inner is not raw:  # some wrappers say these outside
         inherited = {key: raw[key] for key in ("quantization_config", "tie_word_embeddings") if key in raw}
         inner = inherited | dict(inner)
     model_type = inner.get("model_type", raw.get("model_type"))
     if not isinstance(model_type, str):
-        raise BadInput("config.json model_type", f"missing; accepted: {', '.join(sorted(FAMILIES))}")
+        raise BadInput("config.json: model_type", f"missing; accepted: {', '.join(sorted(FAMILIES))}")
     model_type = RENAMED.get(model_type, model_type)
     if model_type not in FAMILIES:
         raise BadInput(
-            "config.json model_type",
+            "config.json: model_type",
             f"{model_type!r} is not a language model this planner knows; accepted: {', '.join(sorted(FAMILIES))}",
         )
     return model_type, FAMILIES[model_type], Fields(inner, "config.json", BadInput)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from headway.core.errors import BadInput
 from headway.core.fields import Fields
 from headway.roofline.families import NORMS_4
 from headway.roofline.shape import KVGroup
@@ -35,12 +34,12 @@ def layer_shapes(fields: Fields, size: Dims) -> list[LayerShape]:
     if words is None:
         words = ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(size.layers)]
     changes = fields.group("per_layer_config")
-    by_layer = {int(index): changes.group(index) for index in changes.values}  # such as "05"
+    by_layer = {index.lstrip("0") or "0": changes.group(index) for index in changes.values}  # keys such as "05"
     first_shared = size.layers - (fields.maybe("num_kv_shared_layers") or 0)
     shapes = []
     for layer, word in enumerate(words):
         full = word == "full_attention"
-        own = by_layer.get(layer, changes.group(""))
+        own = by_layer.get(str(layer), changes.group(""))
         head = own.maybe("head_dim") or (fields.maybe("global_head_dim") or GLOBAL_HEAD if full else size.head)
         kv_heads = own.maybe("num_key_value_heads") or (
             fields.maybe("num_global_key_value_heads") if full else None) or size.kv_heads  # fmt: skip
@@ -108,7 +107,7 @@ def gemma4_groups(fields: Fields, size: Dims, kv_bytes: float) -> tuple[KVGroup,
         of_kind = [(layer, shape) for layer, shape in enumerate(shapes) if shape.kind == kind]
         stored = tuple(layer for layer, shape in of_kind if shape.stores)
         if not stored:
-            raise BadInput("config.json num_kv_shared_layers", f"no {kind} layer is left to store what others share")
+            raise fields.fault("num_kv_shared_layers", f"no {kind} layer is left to store what others share")
         shape = of_kind[0][1]
         flops = 4.0 * size.heads * shape.head
         groups.append(KVGroup(

@@ -69,7 +69,7 @@ def _read(method: str, config: Mapping[str, Any]) -> tuple[str, list[str], float
                 kv = inner.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
                 return number_format, list(inner.get("exclude_modules") or ignored), 1.0 if kv else None
     accepted = "fp8, mxfp4, gptq, awq, bitsandbytes, compressed-tensors, modelopt"
-    raise BadInput("config.json quantization_config", f"{method!r} is not known; accepted: {accepted}")
+    raise BadInput("config.json: quantization_config", f"{method!r} is not known; accepted: {accepted}")
 
 
 def _compressed(config: Mapping[str, Any]) -> str:
@@ -77,7 +77,7 @@ def _compressed(config: Mapping[str, Any]) -> str:
     weights = (groups[0] or {}).get("weights") if groups else None
     bits = _bits(weights)
     if weights is None or bits is None:
-        raise BadInput("config.json quantization_config", "config_groups names no weights with num_bits")
+        raise BadInput("config.json: quantization_config", "config_groups names no weights with num_bits")
     if weights.get("type") == "float":
         return {8: "fp8", 4: "nvfp4" if "nvfp4" in str(config.get("format")) else "fp4"}.get(bits) or _integer(bits)
     return _integer(bits)
@@ -89,7 +89,7 @@ def _bits(scheme: Any) -> int | None:
 
 def _integer(bits: Any) -> str:
     if bits not in (4, 8):
-        raise BadInput("config.json quantization_config bits", f"{bits!r}; accepted: 4 or 8")
+        raise BadInput("config.json: quantization_config bits", f"{bits!r}; accepted: 4 or 8")
     return f"int{bits}"
 
 
