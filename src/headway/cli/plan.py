@@ -85,29 +85,6 @@ def show(answer: dict[str, Any], text: Callable[[dict[str, Any]], str], as_json:
         print(text(answer))
 
 
-def write_files(
-    answer: dict[str, Any],
-    *,
-    csv: Path | None = None,
-    rows: str = "",
-    plot: Path | None = None,
-    figure: str = "",
-    html: Path | None = None,
-    page: str = "",
-) -> None:
-    """Write what was asked for: the answer's `rows`, and the figure and page of these names in `plan.report`."""
-    from headway.plan import report
-    from headway.report.figures import save_figure
-    from headway.report.files import write, write_csv
-
-    if csv is not None:
-        write_csv(answer[rows], csv)
-    if plot is not None:
-        save_figure(getattr(report, figure)(answer), plot)
-    if html is not None:
-        write(html, "--html", getattr(report, page)(answer))
-
-
 def numbers(text: str, field: str) -> list[int]:
     """Whole numbers from "1,2,4"."""
     from headway.core.errors import BadInput
@@ -130,10 +107,10 @@ def step(
     json: Json = False,
 ) -> None:
     """One decode step: its seconds, what binds it, and a waterfall of its terms."""
-    from headway.plan import commands, render
+    from headway.plan import commands, render, report
 
     answer = commands.step(setup, batch, context, mbu, chunk, chunk_start)
-    write_files(answer, plot=plot, figure="waterfall_figure")
+    report.write_files(answer, plot=plot, figure=report.waterfall_figure)
     show(answer, render.step, json)
 
 
@@ -164,10 +141,10 @@ def frontier(
     json: Json = False,
 ) -> None:
     """Interactivity against throughput as the batch grows: knee, critical context, ceiling."""
-    from headway.plan import commands, render
+    from headway.plan import commands, render, report
 
     answer = commands.frontier(setup, context, numbers(batches, "--batches") if batches else None, reserve_gb)
-    write_files(answer, csv=csv, rows="points", plot=plot, figure="frontier_figure")
+    report.write_files(answer, csv=csv, rows="points", plot=plot, figure=report.frontier_figure)
     show(answer, render.frontier, json)
 
 
@@ -195,10 +172,10 @@ def tp(
     json: Json = False,
 ) -> None:
     """The decode step by tensor-parallel degree, with its all-reduces."""
-    from headway.plan import commands, render
+    from headway.plan import commands, render, report
 
     answer = commands.tensor_parallel_answer(setup, numbers(degrees, "--degrees"), batch, context)
-    write_files(answer, plot=plot, figure="degrees_figure")
+    report.write_files(answer, plot=plot, figure=report.degrees_figure)
     show(answer, render.tensor_parallel, json)
 
 
@@ -228,7 +205,7 @@ def cost(
     """Dollars per million input and output tokens."""
     import msgspec
 
-    from headway.plan import commands, render
+    from headway.plan import commands, render, report
 
     if table:
         if setup.model is None and setup.hardware is None:  # the first text's example, its rounded peak included
@@ -237,7 +214,7 @@ def cost(
             )
         pricing = commands.Pricing(context=8192 if context is None else context, price=price, mfu=mfu)
         answer = commands.cost_table(setup, numbers(batches, "--batches"), pricing)
-        write_files(answer, csv=csv, rows="rows")
+        report.write_files(answer, csv=csv, rows="rows")
         show(answer, render.cost_table, json)
         return
     pricing = commands.Pricing(
@@ -280,7 +257,7 @@ def levers(
 ) -> None:
     """Every lever on the price of a token: which term it changes, and by how much here."""
     from headway.core.errors import BadInput
-    from headway.plan import commands, render
+    from headway.plan import commands, render, report
     from headway.roofline.speculation import Draft
 
     try:
@@ -289,7 +266,7 @@ def levers(
         raise BadInput("--acceptance-curve", f"{curve!r}; accepted: numbers with commas, like 1.8,2.5,3.0") from None
     draft = Draft(acceptance, draft_cost, measured)
     answer = commands.levers(setup, batch, input_tokens, output_tokens, draft, cache_hit)
-    write_files(answer, csv=csv, rows="levers")
+    report.write_files(answer, csv=csv, rows="levers")
     show(answer, render.levers, json)
 
 
@@ -304,11 +281,11 @@ def explain(
     json: Json = False,
 ) -> None:
     """Where a step's time goes, what binds it, what would help, and what would bind then."""
-    from headway.plan import render
+    from headway.plan import render, report
     from headway.plan.explain import explain as explained
 
     answer = explained(setup, batch, context, tpot_ms)
-    write_files(answer, plot=plot, figure="waterfall_figure", html=html, page="explain_page")
+    report.write_files(answer, plot=plot, figure=report.waterfall_figure, html=html, page=report.explain_page)
     show(answer, render.explain, json)
 
 
@@ -374,7 +351,7 @@ def search(
     json: Json = False,
 ) -> None:
     """Rank deployments that carry this traffic within these targets, cheapest first, with the flags to run them."""
-    from headway.plan import options, render
+    from headway.plan import options, render, report
     from headway.plan.models import load_shape
     from headway.plan.search import Wanted
     from headway.plan.search import search as find
@@ -386,7 +363,9 @@ def search(
         devices, tuple(precisions.split(",")), kv, sizes, split, budget, options.prices(prices), most, engine
     )
     answer = find(model, load_shape(model), traffic, target, wanted)
-    write_files(answer, csv=csv, rows="deployments", plot=plot, figure="search_figure", html=html, page="search_page")
+    report.write_files(
+        answer, csv=csv, rows="deployments", plot=plot, figure=report.search_figure, html=html, page=report.search_page
+    )
     show(answer, render.search, json)
 
 
@@ -397,11 +376,11 @@ def audit(
     json: Json = False,
 ) -> None:
     """Flag speed claims that break physics: MBU or MFU above 1, sparse peaks, prompts counted as output."""
-    from headway.plan import render
+    from headway.plan import render, report
     from headway.plan.audit import audit as judge
 
     answer = judge(file)
-    write_files(answer, csv=csv, rows="claims")
+    report.write_files(answer, csv=csv, rows="claims")
     show(answer, render.audit, json)
 
 

@@ -1,12 +1,14 @@
-"""Plots and pages of the planner's answers."""
+"""Files, plots and pages of the planner's answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.plan import render
-from headway.report.figures import new_figure, svg
+from headway.report.figures import new_figure, save_figure, svg
+from headway.report.files import write, write_csv
 from headway.report.page import heading, page, paragraph, preformatted, table_of
 
 if TYPE_CHECKING:
@@ -15,6 +17,20 @@ if TYPE_CHECKING:
     from headway.roofline.probe import Knee
 
 Answer = dict[str, Any]
+
+
+def write_files(
+    answer: Answer, *, csv: Path | None = None, rows: str = "",
+    plot: Path | None = None, figure: Callable[[Answer], Figure] | None = None,
+    html: Path | None = None, page: Callable[[Answer], str] | None = None,
+) -> None:  # fmt: skip
+    """Write what was asked for: the answer's `rows`, its `figure`, its `page`."""
+    if csv is not None:
+        write_csv(answer[rows], csv)
+    if plot is not None and figure is not None:
+        save_figure(figure(answer), plot)
+    if html is not None and page is not None:
+        write(html, "--html", page(answer))
 
 
 def frontier_figure(*answers: Answer) -> Figure:
