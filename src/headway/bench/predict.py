@@ -23,10 +23,17 @@ from headway.roofline.collectives import all_reduce_of
 from headway.roofline.hardware import Hardware
 from headway.roofline.probe import Profile
 from headway.roofline.shape import ModelShape, nominal_bytes, store_as
-from headway.roofline.step import Layout, StepCost, StepTime, decode_step, prefill_step
+from headway.roofline.step import (
+    COMPUTE_TERMS,
+    MEMORY_TERMS,
+    Layout,
+    StepCost,
+    StepTime,
+    decode_step,
+    prefill_step,
+)
 
 OUR_BACKEND = "native"  # what serves on a measured machine
-MEMORY_TERMS = ("weights", "experts", "head", "kv", "prefill_kv")  # seconds = bytes / beta
 LABELS = {
     "estimate": "estimate: steps as `headway probe` timed them, range of 90 % of steps; no queue, scheduler or HTTP",
     "bound": "bound: peak rates, no queue, no interference, no host time",
@@ -156,7 +163,7 @@ def _row(measured: float | None, predicted: Sequence[float], timing: Timing, ter
 def _utilisation(rows: dict[str, Any], decode: dict[str, float], prefill: dict[str, float]) -> dict[str, Any]:
     """MBU of decode (bytes of a step / TPOT / beta) and MFU of prefill (FLOPs / TTFT / pi; a queue lowers it)."""
     read = sum(seconds for name, seconds in decode.items() if name in MEMORY_TERMS) * 1e3
-    work = sum(seconds for name, seconds in prefill.items() if name.endswith(("arithmetic", "attention"))) * 1e3
+    work = sum(seconds for name, seconds in prefill.items() if name in COMPUTE_TERMS) * 1e3
     tpot, ttft = rows["tpot_ms"]["measured"], rows["ttft_ms"]["measured"]
     found: dict[str, Any] = {"mbu": read / tpot if tpot else None, "mfu": work / ttft if ttft else None, "reason": None}
     broken = [name for name in ("mbu", "mfu") if (found[name] or 0) > 1]

@@ -41,12 +41,7 @@ from headway.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 PROMPT_LOGITS = 64  # prompt positions per step whose logits are kept for prompt_logprobs
-STABLE_BLOCKS = (
-    32,
-    64,
-    128,
-    256,
-)  # tokens: what divides the native kernels' SPLIT and is no smaller than their vectors
+STABLE_BLOCKS = (32, 64, 128, 256)  # divide the native kernels' SPLIT, and are no smaller than their vectors
 PREFIX_TTL_SECONDS = 30 * 60.0  # an unused cached prefix is forgotten after this
 
 

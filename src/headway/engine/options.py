@@ -7,10 +7,10 @@ import math
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.ops.weight import GROUPS
 
 POLICIES = ("chunked", "prefill-first", "static")
 WEIGHTS = ("stored", "int8", "int4")
-GROUPS = (16, 32, 64, 128)
 BACKENDS = ("auto", "native", "reference")
 COUNTS = (
     "threads", "max_model_len", "max_rows", "max_step_tokens", "block_size", "max_queued", "max_queued_tokens",

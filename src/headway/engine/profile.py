@@ -19,7 +19,7 @@ from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
-from headway.ops.weight import FORMATS
+from headway.ops.weight import FORMATS, GROUPS
 from headway.roofline.fit import GAP, Fit, nearest
 from headway.roofline.probe import Profile, device_of, float32_rate, load_profile, measure, read_bandwidth
 from headway.roofline.shape import ModelShape
@@ -91,10 +91,10 @@ def _maker(backend: str, format: str, threads: int) -> tuple[Callable[[], Backen
     if backend == "reference":
         return ReferenceBackend, "f32"
     target, _, group = format.partition("/")
-    if target in ("int8", "int4") and group in ("16", "32", "64", "128"):
+    if target in ("int8", "int4") and group in map(str, GROUPS):
         return lambda: NativeBackend(threads, target, int(group)), "bf16"
     if format not in FORMATS:
-        accepted = ", ".join([*FORMATS, "int8/G, int4/G with G 16, 32, 64 or 128"])
+        accepted = ", ".join([*FORMATS, f"int8/G and int4/G with G one of {GROUPS}"])
         raise BadInput("--formats", f"{format!r} is not a weight format; accepted: {accepted}")
     return lambda: NativeBackend(threads), format
 

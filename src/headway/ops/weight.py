@@ -16,6 +16,7 @@ FORMATS = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2)} | {
     name: (block.numbers, block.bytes) for name, block in BLOCKS.items()
 }
 
+GROUPS = (16, 32, 64, 128)  # numbers that may share a scale when they are quantised at load
 NOT_FINITE = "a weight is infinite or not a number"  # what both backends say of a broken one
 _BLOCKS_AT_ONCE = 1 << 14  # dequantised together: temporaries stay in the CPU's cache
 
@@ -86,8 +87,6 @@ class Weight:
         out = np.empty((len(blocks), numbers), np.float32)
         for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
             part = slice(start, start + _BLOCKS_AT_ONCE)
-            with np.errstate(
-                invalid="ignore"
-            ):  # a broken file's infinite scale times 0 is NaN, which `prepare` refuses
+            with np.errstate(invalid="ignore"):  # an infinite scale times 0 is NaN, which `prepare` refuses
                 dequantise(BLOCKS[self.format], blocks[part], out[part])
         return out.reshape(self.shape)

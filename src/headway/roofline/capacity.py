@@ -8,10 +8,10 @@ from math import floor
 import msgspec
 
 from headway.core.errors import BadInput
-from headway.roofline.exact import COMPUTE_TERMS, MEMORY_TERMS, step_time
+from headway.roofline.exact import step_time
 from headway.roofline.hardware import GIB
 from headway.roofline.shape import ModelShape, block_bytes, kv_bytes
-from headway.roofline.step import StepTime, decode_step
+from headway.roofline.step import COMPUTE_TERMS, MEMORY_TERMS, StepTime, decode_step
 from headway.roofline.textbook import Replica, cache_bytes, decode
 
 UNBOUNDED = 1 << 24  # a batch nobody runs; searched up to here when a sequence costs nothing

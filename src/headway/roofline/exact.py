@@ -8,13 +8,19 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.roofline.shape import store_as
-from headway.roofline.step import Layout, StepCost, StepTime, decode_step, prefill_step
+from headway.roofline.step import (
+    COMPUTE_TERMS,
+    MEMORY_TERMS,
+    Layout,
+    StepCost,
+    StepTime,
+    decode_step,
+    prefill_step,
+)
 
 if TYPE_CHECKING:
     from headway.roofline.textbook import Replica
 
-MEMORY_TERMS = ("weights", "experts", "head", "kv", "prefill_kv")
-COMPUTE_TERMS = ("arithmetic", "expert_arithmetic", "head_arithmetic", "attention", "prefill_attention")
 MOST = 1 << 24  # batch beyond which no knee is looked for
 
 

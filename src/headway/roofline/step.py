@@ -77,6 +77,8 @@ TERMS = (
     ("weights", "arithmetic"), ("experts", "expert_arithmetic"), ("head", "head_arithmetic"), ("kv", "attention"),
     ("prefill_kv", "prefill_attention"),
 )  # fmt: skip
+MEMORY_TERMS = tuple(read for read, _ in TERMS)
+COMPUTE_TERMS = tuple(work for _, work in TERMS)
 
 
 class StepWork(msgspec.Struct, frozen=True):

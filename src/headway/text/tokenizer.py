@@ -50,9 +50,8 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = {token.content: number for number, token in added.items() if token.special}
         self._specials = frozenset(self.special_ids.values())
-        self._special_starts = {
-            name[:2] for name in self.special_ids
-        }  # few, so that most texts are soon known to be clear
+        # Few, so that most texts are soon known to name none.
+        self._special_starts = {name[:2] for name in self.special_ids}
         # Added tokens are matched in text as they are, so they also stand for their text as it is.
         self._bytes = {number: token.content.encode() for number, token in added.items()}
         if gguf:

@@ -25,11 +25,10 @@ from headway.ops import native
 from headway.ops.blocks import BLOCKS
 from headway.ops.native.packed import PackCache
 from headway.ops.protocol import CacheLayout, Forward, Prepared, Program, Rope, StepBatch
-from headway.ops.weight import NOT_FINITE, Weight
+from headway.ops.weight import GROUPS, NOT_FINITE, Weight
 from headway.sampling.logits import Logits
 from headway.sampling.table import Draws
 
-GROUPS = (16, 32, 64, 128)  # inputs that may share a scale
 _TARGETS = {"stored": 0, "int8": 128, "int4": 32}  # and the default group
 _WIDE = ("embed", "head")  # parts that stay at 8 bits: errors here reach the logits
 

@@ -7,7 +7,8 @@
 //   bf16   bfloat16 [in/2][32][2]        f16  float16 [in][32]        f32  float [in][32]
 //
 // A weight is scale * (code - zero) * unit, zero = 128 (int8) or 8 (int4); with minima (scale * code + minimum) * unit.
-// No scale is 0: a group of zeros has codes of 0. The last group of a row may be shorter; inputs are padded to a multiple of 16 with weights of zero effect.
+// No scale is 0: a group of zeros has codes of 0. The last group of a row may be shorter; inputs are padded to a
+// multiple of 16 with weights of zero effect.
 // Codes with minima start at 0, and 8-bit ones are at most 127: so dot products need no correction for a zero.
 // Scales are float16, so plain scales of GGUF files are kept bit by bit, and products of two numbers (K formats) are
 // rounded to 11 bits; `unit`, a power of two, keeps those and the scales of tensors quantised here inside its range.
@@ -40,7 +41,6 @@ struct Matrix {
   int tiles() const { return (int)ceil_div(out, TILE); }
   int zero() const { return has_min ? 0 : storage == Storage::int8 ? 128 : 8; }
   const uint8_t* tile(int t) const { return data.as(t * tile_bytes); }
-
   size_t bytes() const { return (size_t)tiles() * tile_bytes; }
 
   // Find depth and tile_bytes, and take memory for the data.

@@ -64,10 +64,9 @@ template <class T, int N>
 using Result = nb::ndarray<nb::numpy, T, nb::ndim<N>>;
 using Logits = std::tuple<Result<float, 2>, Result<float, 2>, Result<double, 1>>;  // rows, peaks, logsumexp
 
-Logits run(Program& program, Array<int32_t, 1> ids, Array<int32_t, 1> positions,
-                                                Array<int32_t, 1> query_start, Array<int32_t, 1> kv_len,
-                                                Array<int32_t, 1> logit_index, std::vector<Array<int32_t, 2>> tables,
-                                                std::vector<Array<int64_t, 1>> slots) {
+Logits run(Program& program, Array<int32_t, 1> ids, Array<int32_t, 1> positions, Array<int32_t, 1> query_start,
+           Array<int32_t, 1> kv_len, Array<int32_t, 1> logit_index, std::vector<Array<int32_t, 2>> tables,
+           std::vector<Array<int64_t, 1>> slots) {
   if (positions.size() != ids.size()) throw std::invalid_argument("positions must be as many as ids");
   if (query_start.size() != kv_len.size() + 1) throw std::invalid_argument("query_start must hold one more than kv_len");
   if (tables.size() != slots.size()) throw std::invalid_argument("block tables and slots must be as many");
@@ -90,10 +89,11 @@ Logits run(Program& program, Array<int32_t, 1> ids, Array<int32_t, 1> positions,
           {const_cast<double*>(result.logsumexp), {rows}, owner}};
 }
 
-void draw_tokens(Engine& engine, Array<float, 2> rows, Array<float, 2> peaks, Array<double, 1> logsumexp, Array<int32_t, 1> slots,
-                 Array<int32_t, 1> draw_rows, Array<int32_t, 1> positions, Array<float, 1> temperature, Array<int32_t, 1> top_k,
-          Array<double, 1> top_p, Array<float, 1> min_p, Array<uint64_t, 1> seed, Array<int32_t, 1> choice,
-          nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> tokens) {
+void draw_tokens(Engine& engine, Array<float, 2> rows, Array<float, 2> peaks, Array<double, 1> logsumexp,
+                 Array<int32_t, 1> slots, Array<int32_t, 1> draw_rows, Array<int32_t, 1> positions,
+                 Array<float, 1> temperature, Array<int32_t, 1> top_k, Array<double, 1> top_p, Array<float, 1> min_p,
+                 Array<uint64_t, 1> seed, Array<int32_t, 1> choice,
+                 nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> tokens) {
   const size_t count = slots.size(), capacity = temperature.size();
   const bool fits = peaks.shape(0) == rows.shape(0) && logsumexp.size() == rows.shape(0) && rows.shape(1) > 0 &&
                     peaks.shape(1) == (size_t)ceil_div(rows.shape(1), TILE) && draw_rows.size() == count &&

@@ -24,7 +24,7 @@ size_t stride_of(int width) { return round_up(width, LARGEST_GROUP) + 64; }
 void RowBuffer::fit(int rows) {
   if (forms & FLOATS) floats.grow((size_t)rows * width * sizeof(float) + 64);
   if (forms & BF16) bf16.grow(rows * stride_of(width) * 2);
-  for (int i = 0; i < 4; ++i) {
+  for (size_t i = 0; i < std::size(GROUPS); ++i) {
     if (!(forms & headway::integers(GROUPS[i]))) continue;
     const size_t scales = (size_t)rows * ceil_div(width, GROUPS[i]) * 4;
     integers[i].q.grow(rows * stride_of(width));
@@ -42,7 +42,7 @@ Activations Step::activations(int number, int group) const {
   a.f32 = buffer.floats.as<float>();
   a.bf16 = buffer.bf16.as<uint16_t>();
   a.group = group;
-  for (int i = 0; i < 4; ++i) {
+  for (size_t i = 0; i < std::size(GROUPS); ++i) {
     if (GROUPS[i] != group) continue;
     a.q = buffer.integers[i].q.as<int8_t>();
     a.scale = buffer.integers[i].scale.as<float>();

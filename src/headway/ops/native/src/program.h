@@ -5,6 +5,7 @@
 //   Step      what changes from step to step, and where each value lies during it
 #pragma once
 
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -71,9 +72,9 @@ class Engine {
 };
 
 // Forms in which a value's rows are wanted.
-enum Form : unsigned { FLOATS = 1, BF16 = 2 };               // and one per group of integers
-constexpr int GROUPS[4] = {16, 32, 64, 128};                // of the integer forms
-HW_INLINE unsigned integers(int group) { return group / 4; }  // the form's flag
+enum Form : unsigned { FLOATS = 1, BF16 = 2 };  // and one flag per group of integers: 4, 8, 16, 32
+constexpr int GROUPS[] = {16, 32, 64, 128};
+HW_INLINE unsigned integers(int group) { return group / 4; }
 
 struct Value {
   bool per_token;  // else per logit row
@@ -137,7 +138,7 @@ struct RowBuffer {
   Buffer floats, bf16;
   struct Integers {
     Buffer q, scale, sum, offset8, offset4;
-  } integers[4];  // by GROUPS
+  } integers[std::size(GROUPS)];
   void fit(int rows);
 };
 
