@@ -86,7 +86,7 @@ def test_no_row_outlives_the_break_and_the_cache_is_whole(
     break_at(loop, step, moment)
     errors = [delta for deltas in complete(loop, prompts(6), params).values() for delta in deltas if _failed(delta)]
     assert errors and all("OSError" in str(delta.finish and delta.finish.matched) for delta in errors)
-    assert loop.executor._rows.by_id == {} and loop.executor._samplers == {}  # type: ignore[attr-defined]
+    assert loop.executor._rows.by_id == {} and not any(loop.executor._sampler._states)  # type: ignore[attr-defined]
     check(loop.scheduler)
     for id, deltas in complete(loop, prompts(6), params).items():
         for choice in (0, 1):
