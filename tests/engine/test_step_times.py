@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from headway.core.errors import BadInput
-from headway.engine import synthetic
+from headway.engine import checkup, synthetic
 from headway.engine.profile import estimate, fit_formats, held_formats, step_time
 from headway.engine.trial import Point, Rates, observe
 from headway.ops import native
@@ -136,3 +138,10 @@ def test_an_unknown_format_is_refused() -> None:
 def test_the_formats_held_come_from_the_shape() -> None:
     backend, _, shape = tiny()
     assert held_formats(shape, backend) == ("f32", "f32")
+
+
+def test_what_cannot_be_measured_is_said() -> None:
+    loaded: Any = SimpleNamespace(info=SimpleNamespace(context_length=2048), groups=tiny()[2].groups)
+    assert checkup._not_measured(loaded, [], 4096) == "the model's context ends at 2048 tokens"
+    assert checkup._not_measured(loaded, [Point(1, 16)], 16) == ""
+    assert "at context 1000000000000 would take" in checkup._not_measured(loaded, [Point(1, 10**12)], 10**12)

@@ -148,10 +148,7 @@ def checkup(
     said = step_time(loaded.shape, profile, device, now)
     points = [*(Point(batch, context) for batch in BATCHES), Point(0, context, PROMPT)]
     points = [point for point in points if max(point.context, point.chunk) < loaded.info.context_length]
-    needed = ROOM * kv_bytes(loaded.groups, 1) * (max(BATCHES) * (context + BLOCK) + PROMPT)
-    missing = "" if real else "not asked for"
-    if real and needed > free_memory():
-        missing = f"the cache of {max(BATCHES)} requests at context {context} would take {needed / GIB:.1f} GiB"
+    missing = _not_measured(loaded, points, context) if real else "not asked for"
     found: list[Observation] = []
     if not missing:
         say("running real steps")
@@ -202,6 +199,16 @@ def _with_fits(profile: Profile, device: Backend, loaded: Model, say: Callable[[
         say(f"timing made-up models in {format}, a few seconds")
         profile = fit_formats(profile, device.name, [format])
     return profile
+
+
+def _not_measured(loaded: Model, points: list[Point], context: int) -> str:
+    """Why no real step can be run; "" if they can."""
+    if not points:
+        return f"the model's context ends at {loaded.info.context_length} tokens"
+    needed = ROOM * kv_bytes(loaded.groups, 1) * (max(BATCHES) * (context + BLOCK) + PROMPT)
+    if needed > free_memory():
+        return f"the cache of {max(BATCHES)} requests at context {context} would take {needed / GIB:.1f} GiB"
+    return ""
 
 
 def _real_steps(
