@@ -36,7 +36,7 @@ class Scored:
         """float64 [len(ids), vocab] of ids at positions from `first` on; what precedes must have been computed."""
         positions = np.arange(first, first + len(ids), dtype=np.int32)
         view = GroupBatch(np.arange(self.blocks, dtype=np.int32)[None], positions.astype(np.int64))
-        return self.program.run(
+        logits = self.program.run(
             StepBatch(
                 ids=np.array(ids, np.int32),
                 positions=positions,
@@ -46,7 +46,8 @@ class Scored:
                 logit_index=np.arange(len(ids), dtype=np.int32),
                 adapter=np.zeros(1, np.int32),
             )
-        ).astype(np.float64)
+        )
+        return logits.rows.astype(np.float64)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

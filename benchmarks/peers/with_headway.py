@@ -21,7 +21,8 @@ from headway.core.step import Capabilities, StepResult
 from headway.engine.loop import EngineLoop
 from headway.engine.machine import wall_clock
 from headway.engine.messages import Cancel, Submit
-from headway.engine.profile import step_time
+from headway.engine.profile import saved_profile, step_time
+from headway.engine.trial import Rates
 from headway.executor.model import ModelExecutor
 from headway.model.load import Model, load
 from headway.ops.native.backend import NativeBackend, NativeProgram
@@ -178,11 +179,15 @@ class Headway:
         return {"seconds": seconds, "host": host}
 
     def predict(self, batch: int, context: int, bandwidth: float, rates: dict[str, float]) -> Answer:
-        """Tokens/s as `headway doctor` predicts them from a probe."""
-        threads = self.backend.threads
-        profile = Profile("this machine", "", threads, 0.0, {str(threads): bandwidth}, rates)
-        time_model = step_time(self.model.shape, profile, self.backend.math)
-        return {"predicted": batch / time_model.predict(decode_step(self.model.shape, batch, context))}
+        """Tokens/s as `headway doctor` predicts them from a probe: an estimate where `headway probe` timed this format
+        before, else a bound."""
+        threads, saved = self.backend.threads, saved_profile()
+        profile = Profile(
+            "this machine", "", threads, 0.0, {str(threads): bandwidth}, rates, saved.fits if saved else {}
+        )
+        now = Rates(bandwidth, rates[self.backend.math])
+        model = step_time(self.model.shape, profile, self.backend, now).model
+        return {"predicted": batch / model.predict(decode_step(self.model.shape, batch, context))}
 
     def memory(self) -> Answer:
         """Bytes: the most this process ever held in memory, mapped files included; what it holds now without them; its
