@@ -101,7 +101,7 @@ class Served:
 
     def get(self, path: str) -> bytes:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
-            return answer.read()  # type: ignore[no-any-return]
+            return answer.read()
 
     def streams(self, streams: int, tokens: int) -> tuple[float, int]:
         """Seconds until all streams have ended, and how many events they held."""
