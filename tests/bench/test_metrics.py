@@ -1,4 +1,4 @@
-"""The numbers of a run (SPEC C2) and the names the JSON contract gives them."""
+"""The numbers of a run and the names the JSON contract gives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of one request, from its chunks (SPEC C1)."""
+"""Metrics of one request, from its chunks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """An exercise: how do TTFT and TPOT depend on the length of the prompt, and what does sending the longest one twice
-change (SPEC C4)?
+change?
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From records to the numbers of a run (SPEC C1, C2).
+"""From records to the numbers of a run.
 
 Latencies are reported twice: over what was measured, and with every failed request as infinite. The first says how fast
 the endpoint is when it works; only the second may be compared between endpoints that fail differently often.

@@ -1,4 +1,4 @@
-"""The step-time model's word beside each measured number (SPEC C5), and how much of the machine was used (C2).
+"""The step-time model's word beside each measured number, and how much of the machine was used.
 
 Of a machine that `headway probe` timed steps on, the prediction is an *estimate* with the range of 90 % of steps; of
 any other it is a *bound*: peak rates, no host. Neither has a queue or interference in it. What a measurement has beyond

@@ -158,11 +158,7 @@ class EngineLoop:
             text = self._texts.get(id)
             if text is None:
                 continue
-            texts[id] = (
-                text.push(tokens[0])
-                if len(tokens) == 1
-                else "".join([text.push(token) for token in tokens if text.matched is None])
-            )
+            texts[id] = "".join([text.push(token) for token in tokens if text.matched is None])
             if text.matched is not None and id not in result.finish:
                 result.finish[id] = Finish("stop", text.matched)
         return texts

@@ -102,8 +102,9 @@ class ModelExecutor:
 
     def _report_prompts(self, works: Sequence[Work], logits: Logits, last: np.ndarray, result: StepResult) -> None:
         """Logprobs of the prompt tokens that follow the computed positions; the prompt's last one foretells none."""
-        for number in [number for number, work in enumerate(works) if work.prompt_logprobs]:
-            work = works[number]
+        for number, work in enumerate(works):
+            if not work.prompt_logprobs:
+                continue
             row = self._rows.by_id[work.id]
             end, first = work.start + work.count, int(last[number]) - work.logits + 1  # in the row; in the logits
             following = row.tokens[end - work.logits + 1 : min(end + 1, row.init.prompt_len)]

@@ -268,7 +268,7 @@ def tensor_shape(config: LlamaConfig, role: str) -> tuple[int, ...]:
 
 def kv_groups(config: LlamaConfig, dtype_bytes: float) -> tuple[KVGroup, ...]:
     """Every layer caches all positions. A query-key pair costs 2 FLOPs per number of a head, for its score and again
-    for its value, in every query head (SPEC B2)."""
+    for its value, in every query head (B2)."""
     width = config.head_dim
     flops = 4.0 * config.heads * width
     layers = tuple(range(config.layers))

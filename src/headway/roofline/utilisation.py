@@ -1,4 +1,4 @@
-"""How close a measurement comes to the machine (C2): shares, so one above 1 cannot be true."""
+"""How close a measurement comes to the machine: shares, so one above 1 cannot be true."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <iterator>
 #include <stdexcept>
 #include <vector>
 
@@ -300,7 +301,9 @@ Matrix pack(const uint8_t* data, size_t bytes, const std::string& format, int ou
     if (source.blocks->products) m.unit = unit();
     fill = pack_blocks;
   } else if (!target.empty()) {
-    if (group != 16 && group != 32 && group != 64 && group != 128) throw std::invalid_argument("the group must be 16, 32, 64 or 128");
+    if (std::find(std::begin(GROUPS), std::end(GROUPS), group) == std::end(GROUPS)) {
+      throw std::invalid_argument("the group must be 16, 32, 64 or 128");
+    }
     m.storage = target == "int8" ? Storage::int8 : Storage::int4;
     m.group = group;
     m.unit = unit();

@@ -73,7 +73,6 @@ class Engine {
 
 // Forms in which a value's rows are wanted.
 enum Form : unsigned { FLOATS = 1, BF16 = 2 };  // and one flag per group of integers: 4, 8, 16, 32
-constexpr int GROUPS[] = {16, 32, 64, 128};
 HW_INLINE unsigned integers(int group) { return group / 4; }
 
 struct Value {
