@@ -117,5 +117,5 @@ def test_what_is_no_message_is_an_error(data: bytes, tmp_path: Path) -> None:
 
 
 def test_a_report_survives_the_border() -> None:
-    ready = Ready("m", 10, 20, 3, ("a: 1",), Status(1, 2, 3, 4))
+    ready = Ready("m", 10, 20, 3, notes=("a: 1",), status=Status(1, 2, 3, 4))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(ready), type=ipc.Report) == ready
