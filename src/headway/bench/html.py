@@ -7,7 +7,7 @@ from typing import Any
 
 from headway.bench.load import Run
 from headway.bench.records import NS_PER_MS, NS_PER_S, TOKEN_KINDS, RequestRecord
-from headway.bench.report import LATENCIES, server_rows, to_json
+from headway.bench.report import LATENCIES, number, server_rows, to_json
 from headway.bench.server import SPLIT
 from headway.report.figures import new_figure, svg
 from headway.report.page import details, heading, page, paragraph, table
@@ -97,7 +97,7 @@ def _latencies(summary: dict[str, Any]) -> list[str]:
     rows = []
     for key, label in LATENCIES.items():
         stat = summary[key]
-        rows.append([f"{label}, ms", *(_number(stat[name]) + _interval(stat, name) for name in names), stat["n"],
+        rows.append([f"{label}, ms", *(number(stat[name]) + _interval(stat, name) for name in names), stat["n"],
                      stat["reason"] or ""])  # fmt: skip
     method = f"Percentiles: {summary['percentiles']['method']}; 95 % order-statistic intervals in brackets."
     return [table(["", *names, "samples", "why not all"], rows), paragraph(method)]
@@ -111,7 +111,7 @@ def _throughput(summary: dict[str, Any]) -> str:
         rows["share that met all targets"] = summary["slo"]["attainment"]
     if "goodput" in summary:
         rows["goodput, requests/s"] = summary["goodput"]["rate"]
-    return table(["", ""], [[name, _number(value)] for name, value in rows.items()])
+    return table(["", ""], [[name, number(value)] for name, value in rows.items()])
 
 
 def _prediction(found: dict[str, Any]) -> list[str]:
@@ -121,10 +121,10 @@ def _prediction(found: dict[str, Any]) -> list[str]:
     rows = []
     for key, row in found["metrics"].items():
         terms = ", ".join(f"{name} {value:.2f}" for name, value in row["terms"].items())
-        figures = (_number(row[name]) for name in ("measured", "predicted", "bound", "unexplained"))
+        figures = (number(row[name]) for name in ("measured", "predicted", "bound", "unexplained"))
         rows.append([LATENCIES[key], *figures, terms])
     note = f"{found['model']} on {found['gpus']} x {found['hardware']}, batch {found['batch']:.1f}. {found['label']}."
-    shares = f"MBU {_number(found['mbu'])}, MFU {_number(found['mfu'])}. {found['reason'] or ''}"
+    shares = f"MBU {number(found['mbu'])}, MFU {number(found['mfu'])}. {found['reason'] or ''}"
     head = ["ms", "measured p50", found["kind"], "bound", "unexplained", "terms"]
     return [heading("Prediction"), table(head, rows), paragraph(f"{note} {shares}")]
 
@@ -163,7 +163,3 @@ def _splits(split: Mapping[str, Mapping[str, Any]], records: Sequence[RequestRec
 def _interval(stat: dict[str, Any], name: str) -> str:
     bounds = stat.get("ci95", {}).get(name)
     return f" [{bounds[0]:.1f}, {bounds[1]:.1f}]" if bounds else ""
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}"

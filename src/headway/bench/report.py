@@ -113,12 +113,12 @@ def table(summary: dict[str, Any]) -> RenderableType:
         grid.add_column(name, justify="left" if name == "ms" else "right")
     for key, label in LATENCIES.items():
         stat = summary[key]
-        grid.add_row(label, *(_cell(stat[name]) for name in ("mean", "p50", "p90", "p95", "p99")), str(stat["n"]))
+        grid.add_row(label, *(number(stat[name]) for name in ("mean", "p50", "p90", "p95", "p99")), str(stat["n"]))
     lines: list[RenderableType] = [grid]
     lines += [
-        Text(f"throughput: {_cell(throughput['output'])} output, {_cell(throughput['input'])} input, "
-             f"{_cell(throughput['total'])} total tokens/s; {_cell(throughput['requests'])} requests/s"),
-        Text(f"cached prompt tokens: {_cell(summary['cached_tokens']['total'])}; seed: {summary['workload']['seed']}"),
+        Text(f"throughput: {number(throughput['output'])} output, {number(throughput['input'])} input, "
+             f"{number(throughput['total'])} total tokens/s; {number(throughput['requests'])} requests/s"),
+        Text(f"cached prompt tokens: {number(summary['cached_tokens']['total'])}; seed: {summary['workload']['seed']}"),
     ]  # fmt: skip
     for kind, count in summary["failures"].items():
         lines.append(Text(f"failed, {kind}: {count} ({summary['failure_messages'][kind]})", style="red"))
@@ -137,7 +137,7 @@ def table(summary: dict[str, Any]) -> RenderableType:
     if "goodput" in summary:
         good = summary["goodput"]
         lines.append(
-            Text(f"goodput: {_cell(good['rate'])} requests/s" + (f" ({good['reason']})" if good["reason"] else ""))
+            Text(f"goodput: {number(good['rate'])} requests/s" + (f" ({good['reason']})" if good["reason"] else ""))
         )
     lines += [Text(f"warning: {warning}", style="yellow") for warning in summary["warnings"]]
     lines += _client(summary["client"])
@@ -168,10 +168,10 @@ def _prediction(found: dict[str, Any]) -> list[RenderableType]:
         grid.add_column(name, justify="left" if name in ("ms", "terms") else "right")
     for key, row in found["metrics"].items():
         terms = sorted(row["terms"].items(), key=lambda term: -term[1])
-        waterfall = ", ".join(f"{name} {_cell(value)}" for name, value in terms[:4])
+        waterfall = ", ".join(f"{name} {number(value)}" for name, value in terms[:4])
         ratio = row["measured_over_predicted"]
-        span = "-" if row["range"] is None else f"{_cell(row['range'][0])} to {_cell(row['range'][1])}"
-        grid.add_row(LATENCIES[key], _cell(row["measured"]), _cell(row["predicted"]), span, _cell(ratio), waterfall)
+        span = "-" if row["range"] is None else f"{number(row['range'][0])} to {number(row['range'][1])}"
+        grid.add_row(LATENCIES[key], number(row["measured"]), number(row["predicted"]), span, number(ratio), waterfall)
     shares = [f"{name} {found[key]:.1%}" for key, name in (("mbu", "MBU"), ("mfu", "MFU")) if found[key] is not None]
     lines: list[RenderableType] = [grid, Text(", ".join(shares))]
     if found["reason"]:
@@ -187,14 +187,14 @@ def server_rows(found: dict[str, Any]) -> list[list[str]]:
         labels = PARTS | {"outside_ms": "outside, to the first token", "unaccounted_ms": "outside, in all"}
         for key, label in labels.items():
             stat = events[key]
-            rows.append([f"{label}, ms", *(_cell(stat[name]) for name in ("mean", "p50", "p90", "max"))])
+            rows.append([f"{label}, ms", *(number(stat[name]) for name in ("mean", "p50", "p90", "max"))])
         for key, label in COUNTS.items():
             rows.append([label, str(events[key]), "", "", ""])
         return rows
     for part in ("queue", "prefill", "decode"):
         mean = metrics.get(f"mean_request_{part}_seconds")
         if mean is not None:
-            rows.append([f"{part}, ms", _cell(mean * 1e3), "", "", ""])
+            rows.append([f"{part}, ms", number(mean * 1e3), "", "", ""])
     if "preemptions_total" in metrics:
         rows.append(["preemptions", f"{metrics['preemptions_total']:.0f}", "", "", ""])
     if "prefix_cache_hits_total" in metrics:
@@ -215,5 +215,6 @@ def _server(found: dict[str, Any]) -> list[RenderableType]:
     return [grid]
 
 
-def _cell(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """For people: two decimals below 1000, none above, a dash for nothing."""
     return "-" if value is None else f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.0f}"
