@@ -68,7 +68,7 @@ class Setup(msgspec.Struct, frozen=True):
     engine: str = "vllm"
 
     def replica(self, modes: tuple[str, ...] = ("textbook",)) -> Replica:
-        """The deployment in textbook terms. `modes`: what the verb can compute.
+        """The deployment. `modes`: what the verb can compute.
 
         Raises:
             BadInput: any option that is impossible, named as the user wrote it.
