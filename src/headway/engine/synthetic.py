@@ -31,7 +31,7 @@ POINTS = (
     *(Point(rows, 128) for rows in (1, 2, 4, 8, 16, 32)), Point(1, 1024), Point(8, 1024),
     Point(0, 128, 32), Point(0, 128, 128), Point(0, 128, 512), Point(8, 128, 64),
 )  # fmt: skip
-ROUNDS = 3
+ROUNDS = 6
 SIZES = (("narrow", NARROW), ("wide", WIDE))
 STEPS = len(SIZES) * len(POINTS) * ROUNDS  # measured for one format
 

@@ -5,6 +5,8 @@
 
 #if defined(__linux__)
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace headway {
@@ -29,9 +31,29 @@ int current_core() {
 #endif
 }
 
+// Let thread `id` run on any core but `core` of those that this process may use.
+void keep_off(int core, int id) {
+#if defined(__linux__)
+  cpu_set_t cores;
+  if (core < 0 || core >= CPU_SETSIZE || sched_getaffinity(getpid(), sizeof cores, &cores) != 0) return;
+  CPU_CLR(core, &cores);
+  if (CPU_COUNT(&cores) > 0) sched_setaffinity(id, sizeof cores, &cores);
+#else
+  (void)core, (void)id;
+#endif
+}
+
+int thread_id() {
+#if defined(__linux__)
+  return (int)syscall(SYS_gettid);
+#else
+  return 0;
+#endif
+}
+
 }  // namespace
 
-Team::Team(int threads) : threads_(threads), cores_(threads > 0 ? threads : 0) {
+Team::Team(int threads) : threads_(threads), cores_(threads > 0 ? threads : 0), ids_(threads > 0 ? threads : 0) {
   if (threads < 1) throw std::invalid_argument("a team has at least one thread");
   for (int worker = 1; worker < threads; ++worker) workers_.emplace_back([this, worker] { work(worker); });
 }
@@ -46,6 +68,7 @@ Team::~Team() {
 }
 
 void Team::work(int worker) {
+  ids_[worker].value.store(thread_id());
   for (uint64_t seen = 0;;) {
     const std::function<void(int)>* body;
     {
@@ -62,6 +85,12 @@ void Team::work(int worker) {
 
 void Team::run(const std::function<void(int)>& body) {
   counters_[0].value.store(threads_);
+  if (const int core = current_core(); core != caller_core_) {
+    caller_core_ = core;
+    for (const Counter& id : ids_) {
+      if (id.value.load() > 0) keep_off(core, id.value.load());
+    }
+  }
   {
     std::lock_guard<std::mutex> lock(mutex_);
     body_ = &body;

@@ -2,7 +2,8 @@
 //
 // Between steps the workers sleep. At a barrier a thread spins for at most 20 us, then sleeps too, because the cores
 // are shared with an API process and its clients. It does not spin at all on a core where another of the team has to run,
-// as happens when a busy process has taken a core: there, spinning would make steps twice as long.
+// as happens when a busy process has taken a core: there, spinning would make steps twice as long. Workers are kept off the
+// core of who calls: the system likes to wake them there, where they would wait until the caller's time is up.
 #pragma once
 
 #include <atomic>
@@ -61,6 +62,8 @@ class Team {
   const int threads_;
   std::vector<std::thread> workers_;
   std::vector<Counter> cores_;  // where each worker was last seen
+  std::vector<Counter> ids_;    // of the workers' threads; the caller has none
+  int caller_core_ = -1;        // what the workers are kept off
   Counter counters_[3];
 
   alignas(64) std::atomic<int> arrived_{0};
