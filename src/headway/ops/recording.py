@@ -82,6 +82,9 @@ class RecordingBackend:
     def weight_bytes(self) -> int:
         return self._inner.weight_bytes
 
+    def held_as(self, format: str, head: bool = False) -> str:
+        return self._inner.held_as(format, head)
+
     def prepare(self, weight: Weight) -> RecordedWeight:
         return RecordedWeight(weight.shape, self._inner.prepare(weight))
 

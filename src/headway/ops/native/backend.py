@@ -114,10 +114,15 @@ class NativeBackend:
 
     def held_as(self, format: str, head: bool = False) -> str:
         """A matrix stored in `format` is held so; head: it is the output matrix."""
+        target, group = self._target(format, head)
+        return f"{target}/{group}" if target else format
+
+    def _target(self, format: str, wide: bool) -> tuple[str, int]:
+        """What a matrix stored so is quantised to, and its group; ("", 0): it is held as stored."""
         if self._weights == "stored" or format in BLOCKS:
-            return format
-        target = "int8" if head else self._weights
-        return f"{target}/{self._group or _TARGETS[target]}"
+            return "", 0
+        target = "int8" if wide else self._weights
+        return target, self._group or _TARGETS[target]
 
     def prepare(self, weight: Weight) -> Prepared:
         """Pack a matrix for the kernels, on all threads; a vector becomes float32.
@@ -131,10 +136,7 @@ class NativeBackend:
                 raise ModelFileError(f"tensor {weight.name}: {NOT_FINITE}")
             self._bytes["fp32"] += vector.nbytes
             return self._module.Vector(vector)
-        target, group = "", 0
-        if self._weights != "stored" and weight.format not in BLOCKS:
-            target = "int8" if weight.part in _WIDE else self._weights
-            group = self._group or _TARGETS[target]
+        target, group = self._target(weight.format, weight.part in _WIDE)
         cache = self._cache if target and weight.origin is not None else None
         matrix = cache.find(weight, target, group) if cache is not None else None
         if matrix is None:
