@@ -22,10 +22,16 @@ def row(
 
 
 def sample(logits: np.ndarray, rows: Sequence[RowState], positions: Sequence[int], draw: Draw = draw_rows) -> Sampled:
-    """One token per row of `logits` [rows, vocab]; slots are taken from the last to the first."""
+    """One token per row of `logits` [rows, vocab]; slots are taken from the last to the first. Fails if the
+    logits are not as before afterwards."""
     sampler = Sampler(len(rows), draw)
     slots = np.arange(len(rows), dtype=np.int32)[::-1].copy()
     for slot, state in zip(slots.tolist(), rows, strict=True):
         sampler.add(slot, state)
     numbers = np.arange(len(rows), dtype=np.int32)
-    return sampler.sample(summarise(logits), slots, numbers, np.array(positions, np.int32))
+    summary = summarise(logits)
+    before = summary.rows.copy(), summary.peaks.copy()
+    sampled = sampler.sample(summary, slots, numbers, np.array(positions, np.int32))
+    np.testing.assert_array_equal(summary.rows, before[0])
+    np.testing.assert_array_equal(summary.peaks, before[1])
+    return sampled
