@@ -145,24 +145,23 @@ def residual_of(observations: Sequence[Observation], efficiency: Efficiency) -> 
 
 
 def _solve(observations: Sequence[Observation]) -> Efficiency:
-    names = list(TYPICAL)
-    at = np.log([TYPICAL[name][0] for name in names])
+    at = np.log([usual for usual, _ in TYPICAL.values()])
     for noise in NOISE:
-        at = _descend(observations, names, at, noise)
-    return _efficiency(names, at)
+        at = _descend(observations, at, noise)
+    return _efficiency(at)
 
 
-def _descend(observations: Sequence[Observation], names: Sequence[str], start: np.ndarray, noise: float) -> np.ndarray:
+def _descend(observations: Sequence[Observation], start: np.ndarray, noise: float) -> np.ndarray:
     """Logarithms of the constants, from `start` down to the nearest best ones."""
-    typical = np.log([TYPICAL[name][0] for name in names])
-    pull = np.array([TYPICAL[name][1] ** -2 for name in names])
+    typical = np.log([usual for usual, _ in TYPICAL.values()])
+    pull = np.array([away**-2 for _, away in TYPICAL.values()])
     at, damping = start, 1e-2
-    error = residual_of(observations, _efficiency(names, at))
+    error = residual_of(observations, _efficiency(at))
     cost = _cost(error, at - typical, pull, noise)
     for _ in range(ROUNDS):
         slopes = np.stack([
-            (residual_of(observations, _efficiency(names, at + nudge)) - error) / 1e-4
-            for nudge in 1e-4 * np.eye(len(names))
+            (residual_of(observations, _efficiency(at + nudge)) - error) / 1e-4
+            for nudge in 1e-4 * np.eye(len(TYPICAL))
         ], axis=1)  # fmt: skip
         weight = 1.0 / (1.0 + (error / noise) ** 2) / noise**2
         curve = slopes.T @ (slopes * weight[:, None]) + np.diag(pull)
@@ -170,7 +169,7 @@ def _descend(observations: Sequence[Observation], names: Sequence[str], start: n
         before = cost
         for _ in range(8):
             move = np.clip(np.linalg.solve(curve + damping * np.diag(np.diag(curve)), down), -1.0, 1.0)
-            tried = residual_of(observations, _efficiency(names, at + move))
+            tried = residual_of(observations, _efficiency(at + move))
             if _cost(tried, at + move - typical, pull, noise) < cost:
                 at, error, damping = at + move, tried, damping / 3
                 cost = _cost(error, at - typical, pull, noise)
@@ -185,6 +184,6 @@ def _cost(error: np.ndarray, away: np.ndarray, pull: np.ndarray, noise: float) -
     return float(0.5 * np.log1p((error / noise) ** 2).sum() + 0.5 * (pull * away**2).sum())
 
 
-def _efficiency(names: Sequence[str], logs: np.ndarray) -> Efficiency:
-    values = {name: float(np.exp(log)) for name, log in zip(names, logs, strict=True)}
+def _efficiency(logs: np.ndarray) -> Efficiency:
+    values = {name: float(np.exp(log)) for name, log in zip(TYPICAL, logs, strict=True)}
     return Efficiency(**values | {name: min(values[name], 1.0) for name in BOUNDED})
