@@ -65,10 +65,10 @@ class Machine:
     def timing(self) -> Timing:
         """The estimate where our own steps were timed on the machine, else the bound and why there is no estimate."""
         if self.profile is None:
-            return Timing(self.model(), "bound", 1.0, 1.0, "steps were not timed on this hardware")
+            return Timing.bound(self.model(), "steps were not timed on this hardware")
         formats = held(self.shape)
         found = estimate(self.shape, self.profile, OUR_BACKEND, formats) if self.gpus == 1 else None
-        return found or Timing(self.model(), "bound", 1.0, 1.0, not_fitted(self.profile, OUR_BACKEND, formats))
+        return found or Timing.bound(self.model(), not_fitted(self.profile, OUR_BACKEND, formats))
 
     def model(self) -> StepTime:
         """The bound."""

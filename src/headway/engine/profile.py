@@ -116,6 +116,11 @@ class Timing:
     high: float
     reason: str
 
+    @classmethod
+    def bound(cls, model: StepTime, reason: str) -> Timing:
+        """A bound, and why there is no estimate."""
+        return cls(model, "bound", 1.0, 1.0, reason)
+
     def text(self) -> str:
         """For people."""
         if self.label == "bound":
@@ -154,8 +159,8 @@ def step_time(shape: ModelShape, profile: Profile, backend: Backend, now: Rates 
         return found
     device = device_of(profile)
     device = msgspec.structs.replace(device, bandwidth=max(device.bandwidth, now.bandwidth if now else 0.0))
-    reason = not_fitted(profile, backend.name, formats)
-    return Timing(StepTime(shape, device, math=backend.math), "bound", 1.0, 1.0, reason)
+    model = StepTime(shape, device, math=backend.math)
+    return Timing.bound(model, not_fitted(profile, backend.name, formats))
 
 
 def not_fitted(profile: Profile, backend: str, formats: tuple[str, str]) -> str:

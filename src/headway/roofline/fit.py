@@ -32,7 +32,7 @@ FOLDS = 4
 SPREAD = 1.35  # bandwidths that differ by more are of two regimes of the machine
 GAP = 1.25  # a bandwidth this close to the median of a regime belongs to it
 COVER = 12  # sizes of step that a regime must have shown to be fitted by itself
-LEAST = 12  # steps that a fit needs: as many as there are constants
+LEAST = len(TYPICAL)  # steps that a fit needs
 ROUNDS = 60
 QUANTILES = (0.05, 0.95)
 
