@@ -64,10 +64,10 @@ class Machine:
 
     def timing(self) -> Timing:
         """The estimate where our own steps were timed on the machine, else the bound and why there is no estimate."""
-        if self.profile is None:
+        if self.profile is None or self.gpus > 1:
             return Timing.bound(self.model(), "steps were not timed on this hardware")
         formats = held(self.shape)
-        found = estimate(self.shape, self.profile, OUR_BACKEND, formats) if self.gpus == 1 else None
+        found = estimate(self.shape, self.profile, OUR_BACKEND, formats)
         return found or Timing.bound(self.model(), not_fitted(self.profile, OUR_BACKEND, formats))
 
     def model(self) -> StepTime:
