@@ -101,8 +101,8 @@ def truncate(adjusted: np.ndarray, params: SamplingParams) -> Survivors:
 def relative_weights(logits: np.ndarray, temperature: float) -> np.ndarray:
     """softmax(logits / temperature) divided by its maximum -> float32, same shape."""
     with np.errstate(over="ignore"):
-        coldness = np.float32(1) / np.float32(max(temperature, SMALLEST_TEMPERATURE))
-        return exponential((logits - logits.max()) * coldness)
+        inverse_temperature = np.float32(1) / np.float32(max(temperature, SMALLEST_TEMPERATURE))
+        return exponential((logits - logits.max()) * inverse_temperature)
 
 
 def keep_top_p(survivors: Survivors, top_p: float) -> Survivors:

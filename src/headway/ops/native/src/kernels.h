@@ -118,8 +118,8 @@ struct Kernels {
   // The sampler's (see kernels_sampling.h): the same bits on every instruction set.
   void (*summarise)(const float* logits, int n, float* peaks, float* sums);
   float (*share_of_tiles)(const float* peaks, const float* sums, int n, float top);
-  void (*weights)(const float* logits, int n, float peak, float coldness, float* out);
-  int64_t (*mass)(const float* logits, int n, float peak, float coldness, float least);
+  void (*weights)(const float* logits, int n, float peak, float inverse_temperature, float* out);
+  int64_t (*mass)(const float* logits, int n, float peak, float inverse_temperature, float least);
   float (*largest)(const float* x, int n);
   uint32_t (*noise)(const NoiseKey& key, uint32_t block, uint32_t (*words)[NOISE_SPAN / 4]);
 

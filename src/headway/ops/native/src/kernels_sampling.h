@@ -74,23 +74,23 @@ float share_of_tiles(const float* peaks, const float* sums, int n, float top) {
   return sum_by_halves(x);
 }
 
-HW_INLINE Simd::F weight(Simd::F logit, float peak, float coldness) {
-  return falling_exponential(Simd::mul(Simd::sub(logit, Simd::set1(peak)), Simd::set1(coldness)));
+HW_INLINE Simd::F weight(Simd::F logit, float peak, float inverse_temperature) {
+  return falling_exponential(Simd::mul(Simd::sub(logit, Simd::set1(peak)), Simd::set1(inverse_temperature)));
 }
 
-// exp((logit - peak) * coldness) of n logits.
-void weights(const float* logits, int n, float peak, float coldness, float* out) {
+// exp((logit - peak) * inverse_temperature) of n logits.
+void weights(const float* logits, int n, float peak, float inverse_temperature, float* out) {
   for (int i = 0; i < n; i += Simd::W) {
-    store_part(out + i, weight(load_part(logits + i, n - i, -INFINITY), peak, coldness), n - i);
+    store_part(out + i, weight(load_part(logits + i, n - i, -INFINITY), peak, inverse_temperature), n - i);
   }
 }
 
 // Sum of the weights that are at least `least`, in whole numbers of 2^-42.
-int64_t mass(const float* logits, int n, float peak, float coldness, float least) {
+int64_t mass(const float* logits, int n, float peak, float inverse_temperature, float least) {
   const Simd::F low = Simd::set1(least), unit = Simd::set1(4398046511104.0f);
   Simd::Mass total = Simd::no_mass();
   for (int i = 0; i < n; i += Simd::W) {
-    const Simd::F w = weight(load_part(logits + i, n - i, -INFINITY), peak, coldness);
+    const Simd::F w = weight(load_part(logits + i, n - i, -INFINITY), peak, inverse_temperature);
     Simd::add_mass(total, Simd::mul(Simd::unless_below(w, low, w), unit));
   }
   return Simd::sum_mass(total);

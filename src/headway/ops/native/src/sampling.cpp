@@ -69,8 +69,8 @@ struct Winner {
 class Race {
  public:
   Race(const Kernels& kernels, const LogitRow& row, const Draw& how, float peak, DrawMemory& memory)
-      : kernels_(kernels), row_(row), how_(how), coldness_(1 / std::max(how.temperature, FLT_MIN)), peak_(peak), memory_(memory),
-        key_{(uint32_t)how.seed, (uint32_t)(how.seed >> 32), how.position, how.choice, 0} {}
+      : kernels_(kernels), row_(row), how_(how), inverse_temperature_(1 / std::max(how.temperature, FLT_MIN)), peak_(peak),
+        memory_(memory), key_{(uint32_t)how.seed, (uint32_t)(how.seed >> 32), how.position, how.choice, 0} {}
 
   int among_top_k();
   int among_all();
@@ -85,7 +85,7 @@ class Race {
   const Kernels& kernels_;
   const LogitRow& row_;
   const Draw& how_;
-  const float coldness_, peak_;
+  const float inverse_temperature_, peak_;
   DrawMemory& memory_;
   const NoiseKey key_;
   float floor_ = 0;                     // no token below this weight survives
@@ -117,7 +117,7 @@ int Race::among_top_k() {
     std::nth_element(found.begin(), found.begin() + (k - 1), found.end(), by_logit);
     found.resize(k);
   }
-  for (auto& one : found) kernels_.weights(&one.logit, 1, peak_, coldness_, &one.weight);
+  for (auto& one : found) kernels_.weights(&one.logit, 1, peak_, inverse_temperature_, &one.weight);
   if (how_.top_p < 1) {
     int64_t total = 0, before = 0;
     for (const auto& one : found) total += std::llrint(one.weight * UNIT);
@@ -141,7 +141,7 @@ int Race::among_top_k() {
 int Race::among_all() {
   const int count = tiles();
   tile_weights_.resize(count);
-  kernels_.weights(row_.peaks, count, peak_, coldness_, tile_weights_.data());
+  kernels_.weights(row_.peaks, count, peak_, inverse_temperature_, tile_weights_.data());
   floor_ = how_.min_p;
   double target = INFINITY;
   if (how_.top_p < 1) {
@@ -177,7 +177,7 @@ void Race::offer_span(int span, Winner& winner) const {
   uint32_t words[4][NOISE_SPAN / 4];
   if (1 - uniform(kernels_.noise(key_, first / 4, words)) > bound) return;
   float weights[NOISE_SPAN];
-  kernels_.weights(row_.logits + first, count, peak_, coldness_, weights);
+  kernels_.weights(row_.logits + first, count, peak_, inverse_temperature_, weights);
   for (int i = 0; i < count; ++i) {
     const uint32_t word = words[i % 4][i / 4];
     if (1 - uniform(word) > bound || weights[i] < floor_ || !likelier(weights[i], first + i)) continue;
@@ -197,7 +197,7 @@ int64_t Race::mass_of(int first, int end, float least) const {
     }
     while (tile < tiles() && tile * TILE < end && tile_weights_[tile] * SLACK >= matters) ++tile;
     const int stop = std::min(tile * TILE, end);
-    total += kernels_.mass(row_.logits + at, stop - at, peak_, coldness_, least);
+    total += kernels_.mass(row_.logits + at, stop - at, peak_, inverse_temperature_, least);
     at = stop;
   }
   return total;
