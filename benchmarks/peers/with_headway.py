@@ -21,7 +21,7 @@ from headway.core.step import Capabilities, StepResult
 from headway.engine.loop import EngineLoop
 from headway.engine.machine import wall_clock
 from headway.engine.messages import Cancel, Submit
-from headway.engine.profile import saved_profile, step_time
+from headway.engine.profile import for_regime, saved_profile, step_time
 from headway.engine.trial import Rates
 from headway.executor.model import ModelExecutor
 from headway.model.load import Model, load
@@ -107,6 +107,7 @@ class Headway:
         self.tables = [list(range(first + row * BLOCKS_SHORT, first + (row + 1) * BLOCKS_SHORT)) for row in range(ROWS)]
         self.long = list(range(first + ROWS * BLOCKS_SHORT, first + BLOCKS))
         self.filled: set[int] = set()
+        self.fits: Profile | None = None  # the profile of the last prediction
 
     def facts(self) -> Answer:
         """What the roofs need: bytes of all weights of a step, cache bytes per token, multiply-adds, arithmetic."""
@@ -180,11 +181,12 @@ class Headway:
 
     def predict(self, batch: int, context: int, bandwidth: float, rates: dict[str, float]) -> Answer:
         """Tokens/s as `headway doctor` predicts them from a probe: an estimate where `headway probe` timed this format
-        before, else a bound."""
-        threads, saved = self.backend.threads, saved_profile()
-        profile = Profile(
-            "this machine", "", threads, 0.0, {str(threads): bandwidth}, rates, saved.fits if saved else {}
-        )
+        before (timed again if the machine's memory had another speed then), else a bound."""
+        threads = self.backend.threads
+        saved = self.fits or saved_profile()
+        fits = saved.fits if saved else {}
+        profile = Profile("this machine", "", threads, 0.0, {str(threads): bandwidth}, rates, fits)
+        self.fits = profile = for_regime(profile, self.backend, self.model.shape, bandwidth)
         now = Rates(bandwidth, rates[self.backend.math])
         model = step_time(self.model.shape, profile, self.backend, now).model
         return {"predicted": batch / model.predict(decode_step(self.model.shape, batch, context))}

@@ -110,4 +110,4 @@ class Totals:
         if event.predicted is not None:
             self.predicted_steps += event.steps
             self.predicted_seconds += event.predicted
-            self.prediction_error += abs(event.predicted - event.seconds.total)
+            self.prediction_error += abs(event.predicted - event.seconds.executor)

@@ -164,8 +164,13 @@ class Seconds(msgspec.Struct, frozen=True, gc=False):
         return self.prepare + self.sample + self.host
 
     @property
+    def executor(self) -> float:
+        """All but the engine loop's share: what the step-time model predicts."""
+        return self.prepare + self.forward + self.sample
+
+    @property
     def total(self) -> float:
-        return self.prepare + self.forward + self.sample + self.host
+        return self.executor + self.host
 
 
 class StepResult(msgspec.Struct):

@@ -13,8 +13,8 @@ from headway.engine.machine import free_memory, isa, usable_cores
 from headway.engine.memory import GIB
 from headway.engine.profile import (
     Timing,
-    covers,
     fit_formats,
+    for_regime,
     held_formats,
     machine_probe,
     measure_machine,
@@ -153,7 +153,7 @@ def checkup(
     if not missing:
         say("running real steps")
         found = _real_steps(device, loaded, said.model, points, probe)
-        profile = _for_regime(profile, device, loaded, found, say)
+        profile = for_regime(profile, device, loaded.shape, median(one.bandwidth for one in found), say)
         now = Rates(median(one.bandwidth for one in found), median(one.peak for one in found))
         said = step_time(loaded.shape, profile, device, now)
     best = max(now.bandwidth, profile.bandwidth)
@@ -220,18 +220,6 @@ def _real_steps(
     found = observe(trial, model, points, probe, ROUNDS)
     trial.close()
     return found
-
-
-def _for_regime(
-    profile: Profile, device: Backend, loaded: Model, found: list[Observation], say: Callable[[str], None]
-) -> Profile:
-    """With fits of the regime that the machine was in during the real steps, if it is in it still."""
-    bandwidth = median(one.bandwidth for one in found)
-    for format in dict.fromkeys(held_formats(loaded.shape, device)):
-        if not any(covers(one, bandwidth) for one in profile.fits[device.name][format]):
-            say(f"the machine changed its speed; timing made-up models in {format} again")
-            profile = fit_formats(profile, device.name, [format])
-    return profile
 
 
 def _prediction(said: Timing, roof: StepTime, point: Point, pairs: list[tuple[float, float]]) -> Prediction:

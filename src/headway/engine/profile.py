@@ -86,6 +86,23 @@ def fit_formats(
     return msgspec.structs.replace(profile, fits=fits)
 
 
+def for_regime(
+    profile: Profile,
+    backend: Backend,
+    shape: ModelShape,
+    bandwidth: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> Profile:
+    """The profile with fits for a regime with this bandwidth, as far as the machine is in it still. What the profile
+    does not know at all is not measured."""
+    for format in dict.fromkeys(held_formats(shape, backend)):
+        known = profile.fits.get(backend.name, {}).get(format)
+        if known and not any(covers(one, bandwidth) for one in known):
+            say(f"the machine changed its speed; timing made-up models in {format} again")
+            profile = fit_formats(profile, backend.name, [format])
+    return profile
+
+
 def _maker(backend: str, format: str, threads: int) -> tuple[Callable[[], Backend], str]:
     """(makes a fresh backend, storage format of the matrices to give it)."""
     if backend == "reference":

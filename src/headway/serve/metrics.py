@@ -194,7 +194,7 @@ class Metrics:
     def _step(self, event: events.StepDone) -> None:
         self._seen.host.observe(event.seconds.outside / event.steps, event.steps)
         if event.predicted:
-            self._compare(event.seconds.total / event.predicted, event.steps)
+            self._compare(event.seconds.executor / event.predicted, event.steps)
         for number, emitted in zip(event.rows, event.emitted, strict=True):
             if emitted:
                 self._gaps(self._by_number[number], emitted, event.now)
