@@ -221,6 +221,7 @@ BAD = {
     "no layers": ({"model_type": "llama", "hidden_size": 8}, "num_hidden_layers: is missing"),
     "negative": ({"model_type": "llama", "num_hidden_layers": -2}, "num_hidden_layers: -2"),
     "a word": ({"model_type": "llama", "num_hidden_layers": "many"}, "num_hidden_layers: 'many'"),
+    "billions": (dict(BASE, model_type="llama", num_hidden_layers=2**31), "num_hidden_layers: 2147483648 .* 1 to 4096"),
     "a list": ([1, 2], "not a JSON object"),
     "layer types": (dict(BASE, model_type="llama", layer_types=["full_attention"]), "layer_types.*list of 4"),
     "too many active": (

@@ -8,7 +8,8 @@ from typing import Any
 
 from headway.core.errors import HeadwayError, shown
 
-MAX_SIZE = 1 << 32  # no dimension of a model is near it; products of four stay exact in Python
+MAX_SIZE = (1 << 32) - 1  # no dimension of a model is near it; products of four stay exact in Python
+MAX_LAYERS = 4096  # far more than any model has; readers make a list of them
 
 
 class Fields:
@@ -32,12 +33,13 @@ class Fields:
         """Whether the field is there and not null."""
         return self.values.get(name) is not None
 
-    def size(self, *names: str, default: int | None = None) -> int:
-        """A positive integer, under the first of `names` that is there; `default` if none is, required without one."""
+    def size(self, *names: str, default: int | None = None, most: int = MAX_SIZE) -> int:
+        """An integer from 1 to `most`, under the first of `names` that is there; `default` if none is, required
+        without one."""
         name = next(filter(self.has, names), names[0])
         value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < MAX_SIZE:
-            raise self.fault(name, f"{shown(value)} is not an integer from 1 to {MAX_SIZE - 1}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+            raise self.fault(name, f"{shown(value)} is not an integer from 1 to {most}")
         return value
 
     def maybe(self, *names: str) -> int | None:

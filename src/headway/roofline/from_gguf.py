@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from headway.core.errors import BadInput
+from headway.core.fields import MAX_LAYERS, MAX_SIZE
 from headway.roofline.shape import STORED_BYTES, ByRole, KVGroup, ModelShape, MoE
 
 # bytes per number of the block types GGUF adds to those in `STORED_BYTES` (block bytes / numbers, ggml-common.h)
@@ -39,17 +40,18 @@ def shape_from_gguf(
     if not isinstance(architecture, str):
         raise BadInput("general.architecture", "missing; a GGUF language model names its architecture")
 
-    def number(key: str, default: int | None = None) -> int:
+    def number(key: str, default: int | None = None, most: int = MAX_SIZE) -> int:
         value = metadata.get(f"{architecture}.{key}", default)
         if isinstance(value, list) and value:
             value = max(value)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BadInput(f"{architecture}.{key}", f"{value!r}; accepted: a whole number from 1")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+            raise BadInput(f"{architecture}.{key}", f"{value!r}; accepted: a whole number from 1 to {most}")
         return value
 
     if any(key.startswith(f"{architecture}.ssm.") for key in metadata):
         raise BadInput("general.architecture", f"{architecture!r} has recurrent layers; plan it from its config.json")
-    layers, d, heads = number("block_count"), number("embedding_length"), number("attention.head_count")
+    layers = number("block_count", most=MAX_LAYERS)
+    d, heads = number("embedding_length"), number("attention.head_count")
     head = number("attention.key_length", max(1, d // heads))
     params, stored = _sums(tensors)
     tied = params.head == 0

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
-from headway.core.fields import Fields
+from headway.core.fields import MAX_LAYERS, Fields
 from headway.roofline.families import Family
 
 
@@ -41,7 +41,7 @@ class Dims(NamedTuple):
 
 
 def dims(family: Family, fields: Fields) -> Dims:
-    layers = fields.size("num_hidden_layers")
+    layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     d = fields.size("hidden_size")
     heads = fields.size("num_attention_heads")
     return Dims(
