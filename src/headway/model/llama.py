@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headway.core.fields import MAX_LAYERS, Fields
+from headway.core.fields import Fields
 from headway.model.checkpoint import Checkpoint
 from headway.model.family import Decoder
 from headway.model.rope import Llama3Scaling, inverse_frequencies, llama3
@@ -99,7 +99,7 @@ def config_from_hf(fields: Fields) -> LlamaConfig:
     return _checked(
         fields,
         LlamaConfig(
-            layers=fields.size("num_hidden_layers", most=MAX_LAYERS),
+            layers=fields.size("num_hidden_layers"),
             heads=heads,
             kv_heads=fields.size("num_key_value_heads", default=heads),
             head_dim=fields.size("head_dim", default=hidden_size // heads or 1),
@@ -185,7 +185,7 @@ def config_from_gguf(fields: Fields, tensors: Mapping[str, Weight]) -> LlamaConf
     return _checked(
         fields,
         LlamaConfig(
-            layers=llama.size("block_count", most=MAX_LAYERS),
+            layers=llama.size("block_count"),
             heads=heads,
             kv_heads=llama.size("attention.head_count_kv", default=heads),
             head_dim=head_dim,
