@@ -40,7 +40,7 @@ def probe(
     json: Json = False,
 ) -> None:
     """Read bandwidth by number of threads, arithmetic rate by number format, and what Headway's own steps reach of
-    them in each weight format: about five seconds per format."""
+    them in each weight format: about ten seconds per format."""
     if context.invoked_subcommand is not None:
         return
     from rich.console import Console
