@@ -31,15 +31,15 @@ int current_core() {
 #endif
 }
 
-// Let thread `id` run on any core but `core` of those that this process may use.
-void keep_off(int core, int id) {
+// Let thread `id` run on any core but `core` of those that this process may use, if at least `others` are left.
+void keep_off(int core, int id, int others) {
 #if defined(__linux__)
   cpu_set_t cores;
   if (core < 0 || core >= CPU_SETSIZE || sched_getaffinity(getpid(), sizeof cores, &cores) != 0) return;
   CPU_CLR(core, &cores);
-  if (CPU_COUNT(&cores) > 0) sched_setaffinity(id, sizeof cores, &cores);
+  if (CPU_COUNT(&cores) >= others) sched_setaffinity(id, sizeof cores, &cores);
 #else
-  (void)core, (void)id;
+  (void)core, (void)id, (void)others;
 #endif
 }
 
@@ -88,7 +88,7 @@ void Team::run(const std::function<void(int)>& body) {
   if (const int core = current_core(); core != caller_core_) {
     caller_core_ = core;
     for (const Counter& id : ids_) {
-      if (id.value.load() > 0) keep_off(core, id.value.load());
+      if (id.value.load() > 0) keep_off(core, id.value.load(), threads_ - 1);
     }
   }
   {
