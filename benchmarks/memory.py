@@ -27,7 +27,7 @@ from headway.model.load import describe, load
 from headway.model.source import DEFAULT_MODEL, resolve
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import CacheLayout, GroupBatch, StepBatch
-from headway.roofline.shape import kv_bytes
+from headway.shape.model import kv_bytes
 from peers.checkpoints import gguf_file
 
 BLOCK, TOKENS, CHUNK, STEPS = 32, 1024, 512, 8

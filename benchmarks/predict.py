@@ -15,8 +15,8 @@ import sys
 
 import msgspec
 
-from headway.engine.checkup import checkup
 from headway.engine.machine import usable_cores
+from headway.measure.checkup import checkup
 
 
 def main() -> None:

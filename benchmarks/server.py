@@ -29,10 +29,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from headway.client.watch import parse  # noqa: E402
 from headway.core.request import SamplingParams  # noqa: E402
 from headway.engine.messages import Delta  # noqa: E402
 from headway.serve.shapes import ChatChoice, Header  # noqa: E402
-from headway.serve.watch import parse  # noqa: E402
 
 WORDS = "the quick brown fox jumps over a lazy dog while seventeen ships sail to distant harbours "
 PROMPT = "Tell me a long story about a fox, number {}."

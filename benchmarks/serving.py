@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headway.bench.traces import read_trace
+from headway.traffic.traces import read_trace
 
 RESULT = Path(__file__).with_name("serving.json")
 HEADWAY = [sys.executable, "-c", "from headway.cli import main; main()"]

@@ -10,12 +10,14 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "headway"
 FLOORS = {
-    "core": 1, "roofline": 1, "report": 1,
-    "cache": 2, "scheduling": 2, "ops": 2, "sampling": 2, "speculation": 2, "text": 2,
-    "model": 3, "executor": 4, "engine": 5,
-    "simulate": 6, "plan": 6, "serve": 6, "cluster": 6, "bench": 6,
-    "lab": 7, "cli": 7,
+    "core": 1, "shape": 1,
+    "roofline": 2, "report": 2, "cache": 2, "scheduling": 2, "ops": 2, "sampling": 2, "speculation": 2, "text": 2,
+    "traffic": 2,
+    "model": 3, "executor": 4, "engine": 5, "measure": 6, "client": 6,
+    "serve": 7, "plan": 7, "simulate": 7, "bench": 7, "cluster": 7,
+    "lab": 8, "cli": 8,
 }  # fmt: skip
+SIBLINGS = {"serve", "plan", "simulate", "bench", "cluster"}  # what two of them need goes down a floor
 PURE = ("core", "cache", "scheduling")
 BANNED_IN_PURE = {"numpy", "torch", "time", "random", "datetime", "secrets"}
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path.parent != SOURCE)
@@ -37,6 +39,7 @@ def test_imports_never_reach_up_and_pure_floors_stay_pure(path: Path) -> None:
         parts = name.split(".")
         if parts[0] == "headway" and len(parts) > 1 and parts[1] in FLOORS:
             assert FLOORS[parts[1]] <= FLOORS[room], f"{room} (floor {FLOORS[room]}) imports {name}"
+            assert not {room, parts[1]} <= SIBLINGS or room == parts[1], f"{room} imports its sibling: {name}"
         if room in PURE:
             assert parts[0] not in BANNED_IN_PURE, f"{room} must not import {name}"
         if parts[0] == "torch":
@@ -46,3 +49,15 @@ def test_imports_never_reach_up_and_pure_floors_stay_pure(path: Path) -> None:
 def test_every_folder_has_a_floor() -> None:
     rooms = {path.relative_to(SOURCE).parts[0] for path in FILES}
     assert rooms <= FLOORS.keys()
+
+
+def test_no_room_imports_one_that_imports_it() -> None:
+    below: dict[str, set[str]] = {}
+    for path in FILES:
+        room = path.relative_to(SOURCE).parts[0]
+        found = {name.split(".")[1] for name in imports(path) if name.startswith("headway.")}
+        below.setdefault(room, set()).update(found & FLOORS.keys() - {room})
+    while below:  # take away rooms that import none of those left, until none is left
+        bare = {room for room, others in below.items() if not others & below.keys()}
+        assert bare, f"rooms import each other in a circle: {sorted(below)}"
+        below = {room: others for room, others in below.items() if room not in bare}

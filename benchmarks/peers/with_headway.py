@@ -21,16 +21,16 @@ from headway.core.step import Capabilities, StepResult
 from headway.engine.loop import EngineLoop
 from headway.engine.machine import wall_clock
 from headway.engine.messages import Cancel, Submit
-from headway.engine.profile import for_regime, saved_profile, step_time
-from headway.engine.trial import Rates
+from headway.engine.profile import saved_profile, step_time
 from headway.executor.model import ModelExecutor
+from headway.measure.formats import for_regime
 from headway.model.load import Model, load
 from headway.ops.native.backend import NativeBackend, NativeProgram
 from headway.ops.protocol import GroupBatch, StepBatch
-from headway.roofline.probe import Profile
-from headway.roofline.shape import kv_bytes
+from headway.roofline.profile import Profile, Rates
 from headway.roofline.step import decode_step
 from headway.scheduling.scheduler import Scheduler
+from headway.shape.model import kv_bytes
 
 BLOCK = 32
 BLOCKS_SHORT = (SHORT + STEPS) // BLOCK + 2  # the engine's decodes run a few tokens longer

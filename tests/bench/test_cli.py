@@ -13,7 +13,8 @@ import tokenizers
 
 from headway.bench.mock import MockServer, Script
 from headway.cli import main, options
-from headway.roofline.probe import Profile, save_profile
+from headway.measure.probe import save_profile
+from headway.roofline.profile import Profile
 
 QUICK = ("--no-self-test", "--stall-timeout", "0.4", "--request-timeout", "1")
 

@@ -8,9 +8,9 @@ import pytest
 from headway.bench.metrics import summarize
 from headway.bench.predict import Machine, mean_batch, predict
 from headway.core.errors import BadInput
-from headway.roofline.catalogue import find_model
 from headway.roofline.hardware import find_hardware
 from headway.roofline.step import StepTime, decode_step, prefill_step
+from headway.shape.catalogue import find_model
 from tests.bench.streams import failed, record, run_of
 
 SHAPE, DEVICE = find_model("llama-3.1-8b"), find_hardware("h100-sxm")

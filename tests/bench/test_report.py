@@ -20,8 +20,8 @@ from headway.bench.report import COLUMNS, load_records, save_records, server_row
 from headway.bench.selftest import client_report
 from headway.bench.server import ServerSide, server_report
 from headway.core.errors import BadInput
-from headway.roofline.catalogue import find_model
 from headway.roofline.hardware import find_hardware
+from headway.shape.catalogue import find_model
 from tests.bench.streams import failed, record, run_of
 from tests.report.pages import self_contained
 

@@ -8,9 +8,9 @@ import pytest
 
 from headway.bench.server import SPLIT, fold_events, metrics_between, parse_metrics, read_log, server_report
 from headway.core.errors import BadInput
-from headway.core.event_file import EventWriter, Header
-from headway.core.events import Admitted, AnyEvent, Finished, FirstToken, Preempted, Queued, StepDone
+from headway.core.events import Admitted, AnyEvent, Finished, FirstToken, Header, Preempted, Queued, StepDone
 from headway.core.step import Capabilities, StepShape
+from headway.engine.event_file import EventWriter
 from tests.bench.streams import record
 
 MS = 1_000_000_000  # ps

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from headway.bench.client import Client, Endpoint
 from headway.bench.mock import MockServer, Script
-from headway.bench.traces import TraceRow, read_trace, scaled
 from headway.bench.workload import Measure, Prompts, check_prompts, measure_prompts, read_dataset
 from headway.core.errors import BadInput
+from headway.traffic.traces import TraceRow, read_trace, scaled
 from tests.bench.streams import record
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens

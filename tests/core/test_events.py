@@ -7,15 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.event_file import (
-    MOST_LINE_BYTES,
-    EventFileError,
-    EventWriter,
-    Header,
-    PoolStart,
-    read_events,
-    read_header,
-)
 from headway.core.events import (
     Admitted,
     AnyEvent,
@@ -24,7 +15,9 @@ from headway.core.events import (
     ExecutorReset,
     Finished,
     FirstToken,
+    Header,
     Idle,
+    PoolStart,
     Preempted,
     Queued,
     Refused,
@@ -33,6 +26,7 @@ from headway.core.events import (
 )
 from headway.core.folds import Totals
 from headway.core.step import Capabilities, Seconds, StepShape
+from headway.engine.event_file import MOST_LINE_BYTES, EventFileError, EventWriter, read_events, read_header
 
 LIMITS = Capabilities(block_size=4, blocks=(9,), windows=(None,), max_rows=2, max_tokens_per_step=8, max_model_len=20)
 SHAPE = StepShape(5, 2, 1, (9,), (12,), (4,), (4,))

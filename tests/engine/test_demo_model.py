@@ -9,7 +9,7 @@ import pytest
 
 from headway import LLM, SamplingParams
 from headway.core.errors import BadInput, Rejected
-from headway.executor.replay import replay
+from headway.simulate.replay import replay
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 FACT = "The capital of France is"

@@ -13,7 +13,7 @@ import pytest
 
 from headway import LLM, SamplingParams
 from headway.core.errors import BadInput, EngineDead, HeadwayError, Rejected
-from headway.core.event_file import EventFileError
+from headway.engine.event_file import EventFileError
 from headway.engine.interrupt import uninterrupted
 
 FACT = "The capital of France is"

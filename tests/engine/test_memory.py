@@ -14,7 +14,7 @@ from headway.engine.memory import GIB, RESERVE, MemoryPlan, plan_memory
 from headway.model.load import load
 from headway.model.source import DEFAULT_MODEL
 from headway.ops.reference import ReferenceBackend
-from headway.roofline.shape import KVGroup
+from headway.shape.model import KVGroup
 
 GROUP = KVGroup("full", (0, 1), heads=2, key_width=64, value_width=64, dtype_bytes=4.0)
 BLOCK = 2 * 2 * 128 * 4 * 32  # layers x heads x (key + value) x float32 x slots

@@ -11,7 +11,7 @@ import pytest
 from headway.ops.protocol import CacheLayout
 from headway.ops.recording import Handle, LookedAtHandle, RecordedWeight, RecordingBackend, RecordingOps
 from headway.ops.reference import ReferenceBackend
-from headway.roofline.shape import KVGroup
+from headway.shape.model import KVGroup
 
 LAYOUT = CacheLayout((KVGroup("full", (0,), 2, 4, 3),), (4,), 4)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headway.ops.protocol import CacheLayout, GroupBatch, Rope, StepBatch
 from headway.ops.reference import ReferenceBackend, ReferenceOps
 from headway.ops.weight import Weight
-from headway.roofline.shape import KVGroup
+from headway.shape.model import KVGroup
 
 SLOTS = 4
 

@@ -13,10 +13,10 @@ import pytest
 
 from headway.cli import main
 from headway.roofline import exact
-from headway.roofline.catalogue import find_model
 from headway.roofline.hardware import find_hardware
 from headway.roofline.step import StepTime, prefill_step
 from headway.roofline.textbook import deploy
+from headway.shape.catalogue import find_model
 from tests.report.pages import self_contained
 
 STEP = ["step", "--model", "llama-3.1-8b", "--hardware", "h100-sxm"]

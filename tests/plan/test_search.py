@@ -16,10 +16,10 @@ from headway.plan.estimates import constants
 from headway.plan.replica import LoadedReplica
 from headway.plan.search import Wanted, search
 from headway.plan.traffic import Target, Traffic, from_trace
-from headway.roofline.catalogue import find_model
 from headway.roofline.hardware import find_hardware
-from headway.roofline.probe import Profile, device_of
+from headway.roofline.profile import Profile, device_of
 from headway.roofline.step import StepTime
+from headway.shape.catalogue import find_model
 from tests.report.pages import self_contained
 
 LLAMA = find_model("llama-3.1-8b")

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.roofline.calibrate import Calibration, calibration
-from headway.roofline.catalogue import find_model
 from headway.roofline.constants import ALL, IDEAL, LEVELS, family, ideal, resolve
 from headway.roofline.deployment import Deployment, quantities
 from headway.roofline.hardware import find_hardware
 from headway.roofline.loop import Loop
+from headway.shape.catalogue import find_model
 
 MODELS = {"llama-3.1-8b": "bf16", "llama-3.1-70b": "fp8", "gpt-oss-120b": "fp4", "minimax-m2.5": "fp8"}
 

@@ -11,12 +11,10 @@ import msgspec
 import pytest
 
 from headway.roofline.capacity import memory_batch
-from headway.roofline.catalogue import find_model
 from headway.roofline.collectives import all_reduce_of
 from headway.roofline.cost import price_ratio, price_table, token_cost, usd_per_million
 from headway.roofline.frontier import ceiling, knee
 from headway.roofline.hardware import find_hardware
-from headway.roofline.shape import KVGroup, kv_bytes
 from headway.roofline.speculation import Draft, expected_tokens, speedup
 from headway.roofline.textbook import (
     Replica,
@@ -28,6 +26,8 @@ from headway.roofline.textbook import (
     tensor_parallel,
 )
 from headway.roofline.utilisation import mbu
+from headway.shape.catalogue import find_model
+from headway.shape.model import KVGroup, kv_bytes
 
 FIGURES = {
     figure["id"]: figure

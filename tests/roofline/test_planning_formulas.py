@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from headway.core.errors import BadInput
 from headway.roofline.capacity import Reserve, capacity, exact_memory_batch, kv_blocks, memory_batch
-from headway.roofline.catalogue import find_model
 from headway.roofline.collectives import AllReduce, Fastest, all_reduce_of, served_all_reduce
 from headway.roofline.cost import blended_input, price_ratio, token_cost, usd_per_million
 from headway.roofline.frontier import ceiling, critical_context, frontier, knee
@@ -29,6 +28,7 @@ from headway.roofline.queueing import (
 from headway.roofline.speculation import Draft, best_length, expected_tokens, speedup, tokens_per_step, verify_costs
 from headway.roofline.step import StepTime
 from headway.roofline.textbook import attention_overtakes, decode, deploy, prefill, prefill_flops, tensor_parallel
+from headway.shape.catalogue import find_model
 
 H100 = find_hardware("h100")
 LLAMA = deploy(find_model("llama-3.1-8b"), H100)

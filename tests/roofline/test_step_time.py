@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from headway.core.errors import BadInput
 from headway.core.step import StepShape, keys_read, pairs_computed
-from headway.roofline.catalogue import find_model
 from headway.roofline.collectives import all_reduce_of
 from headway.roofline.hardware import find_hardware
-from headway.roofline.shape import kv_bytes, store_as
 from headway.roofline.step import (
     Efficiency,
     Layout,
@@ -24,6 +22,8 @@ from headway.roofline.step import (
     mixed_step,
     prefill_step,
 )
+from headway.shape.catalogue import find_model
+from headway.shape.model import kv_bytes, store_as
 
 H100 = find_hardware("h100")
 LLAMA = find_model("llama-3.1-8b")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.event_file import read_events
 from headway.core.events import Finished
+from headway.engine.event_file import read_events
 from tests.serve.conftest import Server, write_tiny_checkpoint
 
 

@@ -10,9 +10,9 @@ import openai
 import pytest
 from langchain_openai import ChatOpenAI
 
+from headway.client.chat import Client, ServerError
+from headway.client.watch import parse, view
 from headway.core.errors import BadInput
-from headway.serve.client import Client, ServerError
-from headway.serve.watch import parse, view
 from tests.serve.conftest import Server
 
 USER: Any = [{"role": "user", "content": "say:Hällo 🙂"}]

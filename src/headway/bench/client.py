@@ -18,8 +18,8 @@ import msgspec
 
 from headway.bench.dialects import DIALECTS, Dialect, Prompt, dialect_named, shown
 from headway.bench.records import NS_PER_S, Failure, FailureKind, Kind, RequestRecord
-from headway.bench.sse import EventParser, EventTooLong
 from headway.bench.transport import Exchange, ExchangeFailed, Origin, Pool
+from headway.client.sse import EventParser, EventTooLong
 from headway.core.errors import BadInput
 
 WATCH_INTERVAL = 0.05  # seconds between two looks of the watchdog

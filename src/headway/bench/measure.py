@@ -20,11 +20,11 @@ from headway.bench.records import Failure, FailureKind, RequestRecord
 from headway.bench.recount import Recount, check_usage
 from headway.bench.selftest import SelfTest, client_report, self_test
 from headway.bench.server import ServerSide, metrics_between, read_log, scrape, server_report
-from headway.bench.traces import read_trace, scaled
 from headway.bench.transport import ExchangeFailed
 from headway.bench.views import view
 from headway.bench.workload import Item, Measure, Prompts, check_prompts, measure_prompts, measure_texts, read_dataset
 from headway.core.errors import BadInput
+from headway.traffic.traces import read_trace, scaled
 
 
 @dataclass(frozen=True)

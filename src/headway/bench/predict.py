@@ -18,11 +18,9 @@ from headway.bench.load import Run
 from headway.bench.records import TOKEN_KINDS, RequestRecord
 from headway.core.errors import BadInput
 from headway.core.step import StepShape
-from headway.engine.profile import Timing, estimate, held, not_fitted
 from headway.roofline.collectives import all_reduce_of
 from headway.roofline.hardware import Hardware
-from headway.roofline.probe import Profile
-from headway.roofline.shape import ModelShape, nominal_bytes, store_as
+from headway.roofline.profile import Profile
 from headway.roofline.step import (
     COMPUTE_TERMS,
     MEMORY_TERMS,
@@ -32,6 +30,8 @@ from headway.roofline.step import (
     decode_step,
     prefill_step,
 )
+from headway.roofline.timing import Timing, estimate, held, not_fitted
+from headway.shape.model import ModelShape, nominal_bytes, store_as
 
 OUR_BACKEND = "native"  # what serves on a measured machine
 LABELS = {

@@ -23,10 +23,10 @@ from headway.bench.client import Client
 from headway.bench.records import RequestRecord
 from headway.bench.stats import describe
 from headway.bench.transport import ExchangeFailed
+from headway.client.watch import parse
 from headway.core.errors import BadInput
-from headway.core.event_file import EventFileError, read_events
 from headway.core.events import Admitted, AnyEvent, Finished, FirstToken, Preempted, Queued, StepDone
-from headway.serve.watch import parse
+from headway.engine.event_file import EventFileError, read_events
 
 PS_PER_MS = 1_000_000_000
 SPLIT = {  # the parts that add up to the time in the engine, and what they are called

@@ -18,9 +18,9 @@ import msgspec
 from headway.bench.client import Client
 from headway.bench.dialects import Messages, Prompt
 from headway.bench.records import FailureKind, RequestRecord
-from headway.bench.traces import TraceRow
 from headway.bench.transport import ExchangeFailed
 from headway.core.errors import BadInput
+from headway.traffic.traces import TraceRow
 
 COMMON = (
     "time year people way day man thing woman life child world school state family student group country problem "

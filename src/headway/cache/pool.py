@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from headway.core.event_file import PoolStart
+from headway.core.events import PoolStart
 
 
 class BlockPool:

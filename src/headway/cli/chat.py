@@ -10,9 +10,9 @@ import typer
 from headway.cli import options
 
 if TYPE_CHECKING:
+    from headway.client.chat import Client
     from headway.core.request import SamplingParams
     from headway.engine.llm import LLM, Message
-    from headway.serve.client import Client
 
     Say = Callable[[list[Message]], str]  # prints the answer as it is made, returns it
 
@@ -46,7 +46,7 @@ def chat(
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     start: list[Message] = [{"role": "system", "content": system}] if system else []
     if url is not None:
-        from headway.serve.client import Client
+        from headway.client.chat import Client
 
         _converse(_remote(Client(url, options.api_key(api_key_file)), params), start)
         return

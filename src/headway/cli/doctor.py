@@ -24,7 +24,7 @@ def doctor(
 ) -> None:
     """Instruction sets, cores, memory, measured bandwidth and arithmetic; predicted and measured tokens per second."""
     from headway.cli.terminal import stderr, stdout
-    from headway.engine.checkup import checkup
+    from headway.measure.checkup import checkup
 
     with stderr.status("starting") as status:
         report = checkup(model, context, threads, backend, measure, status.update)

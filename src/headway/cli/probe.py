@@ -10,7 +10,8 @@ import typer
 from headway.cli import options
 
 if TYPE_CHECKING:
-    from headway.roofline.probe import Knee, Profile
+    from headway.measure.probe import Knee
+    from headway.roofline.profile import Profile
 
 app = typer.Typer(
     help="Measure this machine: bandwidth by threads, arithmetic rates, and where the two branches of a step meet.",
@@ -49,9 +50,10 @@ def probe(
     from headway.core.errors import BadInput
     from headway.engine.build import make_backend
     from headway.engine.machine import usable_cores
-    from headway.engine.profile import USUAL, fit_formats, measure_machine, profile_path
-    from headway.engine.synthetic import STEPS
-    from headway.roofline.probe import save_profile
+    from headway.engine.profile import profile_path
+    from headway.measure.formats import USUAL, fit_formats, measure_machine
+    from headway.measure.probe import save_profile
+    from headway.measure.synthetic import STEPS
 
     if threads is not None and threads < 1:
         raise BadInput("--threads", f"{threads}; accepted: a whole number from 1")
@@ -85,8 +87,8 @@ def knee(
     from rich.console import Console
 
     from headway.core.errors import BadInput
+    from headway.measure.probe import measure_knee
     from headway.report.figures import check_plot
-    from headway.roofline.probe import measure_knee
 
     check_plot(plot)
     try:

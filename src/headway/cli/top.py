@@ -11,7 +11,7 @@ from headway.cli import options
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from headway.serve.watch import View
+    from headway.client.watch import View
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 BAR = 30  # characters of the cache bar
@@ -33,8 +33,8 @@ def top(
     from rich.console import Console
     from rich.live import Live
 
-    from headway.serve.client import Client
-    from headway.serve.watch import Scrape, parse, view
+    from headway.client.chat import Client
+    from headway.client.watch import Scrape, parse, view
 
     client = Client(url, options.api_key(api_key_file), timeout=10)
     scrapes: deque[Scrape] = deque(maxlen=window + 1)

@@ -11,10 +11,14 @@ their full blocks. Times are picoseconds of the engine's clock.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-from headway.core.step import Seconds, StepShape
+from headway.core.step import Capabilities, Seconds, StepShape
+
+FORMAT = "headway-events"
+VERSION = 2  # of the event file
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", gc=False):
@@ -205,3 +209,41 @@ class EventLog:
     def append(self, event: AnyEvent) -> None:
         for fold in self._subscribers:
             fold(event)
+
+
+class PoolStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool that nobody owns blocks of, as it was when a log began.
+
+    Attributes:
+        blank: blocks without content, the one to be taken first last.
+        cached: (block, its name, when it was given back in ps) of the others, the least recently used first.
+    """
+
+    blank: tuple[int, ...]
+    cached: tuple[tuple[int, bytes, int], ...]
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="header"):
+    """What a run was, before its first event.
+
+    Attributes:
+        limits: what the executor could do.
+        policy: name of the scheduling policy.
+        budget: its figures by name, as in `scheduling.budget.Budget`.
+        ttl: time-to-live of cached blocks, ps.
+        profile: the step-time model's figures; None if there was none.
+        step: number of its first step.
+        cache: per KV group, its pool when the log began; () if that was its first moment.
+        config: whatever else describes the run (model, version, flags), for the reader's eyes.
+    """
+
+    format: str = FORMAT
+    version: int = VERSION
+    limits: Capabilities
+    policy: str
+    budget: dict[str, int | float | None] = {}
+    ttl: int | None = None
+    profile: dict[str, Any] | None = None
+    step: int = 0
+    cache: tuple[PoolStart, ...] = ()
+    config: dict[str, Any] = {}

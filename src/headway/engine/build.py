@@ -14,15 +14,15 @@ import msgspec
 from headway import __version__
 from headway.core.clock import to_ps
 from headway.core.errors import BadInput
-from headway.core.event_file import EventWriter, Header
-from headway.core.events import EventLog, Fold
+from headway.core.events import EventLog, Fold, Header
 from headway.core.step import Capabilities
 from headway.engine.blas import Blas
+from headway.engine.event_file import EventWriter
 from headway.engine.loop import EngineLoop
 from headway.engine.machine import free_memory, usable_cores, wall_clock
 from headway.engine.memory import MemoryPlan, activation_bytes, plan_memory
 from headway.engine.options import BACKENDS, EngineOptions
-from headway.engine.profile import Timing, saved_profile, step_time
+from headway.engine.profile import saved_profile, step_time
 from headway.executor.model import ModelExecutor
 from headway.model.load import Model, ModelInfo, load
 from headway.model.source import DEFAULT_MODEL, Progress, cache_folder
@@ -30,7 +30,8 @@ from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
-from headway.roofline.probe import Profile
+from headway.roofline.profile import Profile
+from headway.roofline.timing import Timing
 from headway.scheduling.budget import Budget
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler

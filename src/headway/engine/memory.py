@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.core.errors import BadInput
-from headway.roofline.shape import KVGroup, block_bytes
+from headway.shape.model import KVGroup, block_bytes
 
 GIB = 1024**3
 RESERVE = GIB // 4  # interpreter, libraries, tokenizer, allocator slack

@@ -10,11 +10,11 @@ import numpy as np
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult, Work
 from headway.executor.batch import Layout, Rows
 from headway.ops.protocol import Backend, CacheLayout, Forward
-from headway.roofline.shape import KVGroup
 from headway.sampling.logits import Logits
 from headway.sampling.logprobs import token_logprobs
 from headway.sampling.rows import RowFailure, RowState
 from headway.sampling.sampler import Sampler
+from headway.shape.model import KVGroup
 
 
 class ModelExecutor:

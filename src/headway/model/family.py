@@ -8,7 +8,7 @@ from typing import Protocol
 
 from headway.ops.protocol import Forward, Prepared
 from headway.ops.weight import Weight
-from headway.roofline.shape import KVGroup
+from headway.shape.model import KVGroup
 
 
 class Config(Protocol):

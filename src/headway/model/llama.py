@@ -18,7 +18,7 @@ from headway.model.family import Decoder
 from headway.model.rope import Llama3Scaling, inverse_frequencies, llama3
 from headway.ops.protocol import Forward, Ops, Prepared, Rope, Tensor
 from headway.ops.weight import Weight
-from headway.roofline.shape import KVGroup
+from headway.shape.model import KVGroup
 
 
 @dataclass(frozen=True)

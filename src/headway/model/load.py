@@ -14,7 +14,7 @@ from headway.model.checkpoint import open_checkpoint, tokenizer_source
 from headway.model.family import Config, Decoder
 from headway.model.source import Progress, resolve
 from headway.ops.protocol import Backend, Forward
-from headway.roofline.shape import ByRole, KVGroup, ModelShape
+from headway.shape.model import ByRole, KVGroup, ModelShape
 from headway.text.source import TokenizerSource
 
 FAMILIES = {"llama": llama.decoder}  # architecture, as checkpoints name it -> family

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from headway.ops.weight import Weight
-from headway.roofline.shape import KVGroup
 from headway.sampling.logits import Logits
 from headway.sampling.table import Draws
+from headway.shape.model import KVGroup
 
 Tensor = Any  # a handle: numpy array, recorded value number, device tensor
 Prepared = Any  # a weight in the form the backend computes with

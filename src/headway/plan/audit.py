@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import BadInput
-from headway.roofline.catalogue import find_model, model_config
-from headway.roofline.from_gguf import GGUF_BYTES
 from headway.roofline.hardware import Hardware, find_hardware
 from headway.roofline.utilisation import mbu, mfu
+from headway.shape.catalogue import find_model, model_config
+from headway.shape.gguf import GGUF_BYTES
 
 COLUMNS = {  # what we need -> names it goes by
     "hardware": ("gpu", "hardware", "device", "system"), "gpus": ("gpu_count", "n_gpus", "gpus", "tp_size"),

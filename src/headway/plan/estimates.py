@@ -13,8 +13,8 @@ from headway.roofline.collectives import AllReduce
 from headway.roofline.constants import resolve
 from headway.roofline.deployment import Deployment
 from headway.roofline.hardware import Hardware
-from headway.roofline.shape import STORED_BYTES, ModelShape, nominal_bytes
 from headway.roofline.step import Efficiency
+from headway.shape.model import STORED_BYTES, ModelShape, nominal_bytes
 
 ENGINES = ("vllm", "sglang", "trtllm")
 # names of the calibration's precisions by the format weights are stored in

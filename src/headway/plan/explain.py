@@ -10,8 +10,8 @@ from headway.plan.commands import BOUNDS, Setup, frontier, heading, step
 from headway.roofline.capacity import Capacity, capacity
 from headway.roofline.exact import can_split
 from headway.roofline.frontier import critical_context, knee
-from headway.roofline.shape import nominal_bytes
 from headway.roofline.textbook import Replica, decode, requantised
+from headway.shape.model import nominal_bytes
 
 
 def explain(setup: Setup, batch: int | None, context: int, tpot_ms: float | None = None) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from math import ceil
 from typing import Any
 
 from headway.plan.traffic import Traffic
-from headway.roofline.catalogue import hub_id
 from headway.roofline.deployment import MEMORY_SHARE
-from headway.roofline.shape import ModelShape
+from headway.shape.catalogue import hub_id
+from headway.shape.model import ModelShape
 
 
 def engine_flags(

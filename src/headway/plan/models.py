@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import BadInput
-from headway.roofline.catalogue import find_model, model_config
-from headway.roofline.config import shape_from_config
-from headway.roofline.from_gguf import shape_from_gguf
 from headway.roofline.hardware import Hardware, find_hardware
-from headway.roofline.probe import Profile, device_of, load_profile
-from headway.roofline.shape import ModelShape
+from headway.roofline.profile import Profile, device_of, load_profile
+from headway.shape.catalogue import find_model, model_config
+from headway.shape.config import shape_from_config
+from headway.shape.gguf import shape_from_gguf
+from headway.shape.model import ModelShape
 
 LARGEST_CONFIG = 16 << 20  # bytes; a real config.json has a few thousand
 

@@ -21,8 +21,8 @@ from headway.plan.traffic import Target, Traffic
 from headway.roofline.capacity import Reserve, activation_bytes
 from headway.roofline.deployment import MEMORY_SHARE
 from headway.roofline.queueing import queue_quantile, queue_seconds
-from headway.roofline.shape import kv_bytes
 from headway.roofline.step import StepTime, decode_step, mixed_step, prefill_step
+from headway.shape.model import kv_bytes
 
 CHUNKS = (8192, 4096, 2048, 1024, 512, 256)
 SATURATED = 60.0  # seconds: a step longer than this is not served

@@ -14,7 +14,7 @@ from headway.report.page import heading, page, paragraph, preformatted, table_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from headway.roofline.probe import Knee
+    from headway.measure.probe import Knee
 
 Answer = dict[str, Any]
 

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from headway.core.errors import BadInput
-from headway.roofline.catalogue import find_model
 from headway.roofline.deployment import Deployment
 from headway.roofline.hardware import find_hardware
+from headway.shape.catalogue import find_model
 
 NEEDED = ("silicon_data_source", "backend", "model_path", "system", "precision", "mode", "isl", "osl", "tp_size",
           "silicon_ttft_ms", "silicon_tpot_ms")  # fmt: skip

@@ -18,8 +18,8 @@ from headway.plan.flags import engine_flags
 from headway.plan.replica import Load, LoadedReplica
 from headway.plan.traffic import Target, Traffic, check
 from headway.roofline.hardware import Hardware
-from headway.roofline.shape import ModelShape, nominal_bytes, store_as
 from headway.roofline.step import Layout, StepTime
+from headway.shape.model import ModelShape, nominal_bytes, store_as
 
 BASIS = (
     "Estimates: the exact step-time model with constants fitted on public runs of the engine, and queueing. Basis "

@@ -64,7 +64,7 @@ def from_trace(path: Path, rate: float | None = None) -> Traffic:
     Prefix hits are those of an unbounded cache: a block of a prompt is a hit if an earlier request began with the same
     blocks up to it. A real cache forgets, so this is the most there can be.
     """
-    from headway.bench.traces import read_trace
+    from headway.traffic.traces import read_trace
 
     rows = read_trace(path)
     if len(rows) < 2:

@@ -17,8 +17,8 @@ from headway.roofline.constants import family, ideal, resolve
 from headway.roofline.deployment import Deployment, quantities
 from headway.roofline.hardware import Hardware
 from headway.roofline.loop import Loop
-from headway.roofline.shape import ModelShape
 from headway.roofline.step import Efficiency
+from headway.shape.model import ModelShape
 
 FILE = Path(__file__).with_name("calibration.json")
 METRICS = ("tpot", "ttft")

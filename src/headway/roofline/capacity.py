@@ -10,9 +10,9 @@ import msgspec
 from headway.core.errors import BadInput
 from headway.roofline.exact import step_time
 from headway.roofline.hardware import GIB
-from headway.roofline.shape import ModelShape, block_bytes, kv_bytes
 from headway.roofline.step import COMPUTE_TERMS, MEMORY_TERMS, StepTime, decode_step
 from headway.roofline.textbook import Replica, cache_bytes, decode
+from headway.shape.model import ModelShape, block_bytes, kv_bytes
 
 UNBOUNDED = 1 << 24  # a batch nobody runs; searched up to here when a sequence costs nothing
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from headway.roofline.hardware import Hardware
-from headway.roofline.shape import STORED_BYTES, KVGroup, ModelShape, kv_bytes, kv_read_bytes
+from headway.shape.model import STORED_BYTES, KVGroup, ModelShape, kv_bytes, kv_read_bytes
 
 Columns = dict[str, np.ndarray]
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headway.core.errors import BadInput
-from headway.roofline.shape import store_as
 from headway.roofline.step import (
     COMPUTE_TERMS,
     MEMORY_TERMS,
@@ -17,6 +16,7 @@ from headway.roofline.step import (
     decode_step,
     prefill_step,
 )
+from headway.shape.model import store_as
 
 if TYPE_CHECKING:
     from headway.roofline.textbook import Replica

@@ -6,10 +6,10 @@ import msgspec
 
 from headway.roofline import exact
 from headway.roofline.capacity import memory_batch
-from headway.roofline.shape import KVGroup, ModelShape, nominal_bytes
 from headway.roofline.speculation import Draft, best_length
 from headway.roofline.step import StepCost
 from headway.roofline.textbook import Replica, decode, requantised, streamed_weights
+from headway.shape.model import KVGroup, ModelShape, nominal_bytes
 
 
 class Lever(msgspec.Struct, frozen=True):

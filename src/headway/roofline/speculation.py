@@ -8,8 +8,8 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.core.step import StepShape
-from headway.roofline.shape import ModelShape
 from headway.roofline.step import StepTime, decode_step
+from headway.shape.model import ModelShape
 
 
 class Draft(msgspec.Struct, frozen=True):

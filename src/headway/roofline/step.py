@@ -18,7 +18,7 @@ from headway.core.errors import BadInput
 from headway.core.step import StepShape, keys_read, pairs_computed
 from headway.roofline.collectives import AllReduce, Fastest
 from headway.roofline.hardware import Hardware
-from headway.roofline.shape import ModelShape
+from headway.shape.model import ModelShape
 
 ACTIVATION_BYTES = 2.0
 

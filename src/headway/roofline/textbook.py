@@ -14,8 +14,8 @@ from headway.core.errors import BadInput
 from headway.roofline import exact
 from headway.roofline.collectives import AllReduce
 from headway.roofline.hardware import Hardware
-from headway.roofline.shape import ModelShape, kv_bytes, kv_read_bytes, nominal_bytes
 from headway.roofline.step import ACTIVATION_BYTES, StepCost, check_layout, experts_touched, peak_rate
+from headway.shape.model import ModelShape, kv_bytes, kv_read_bytes, nominal_bytes
 
 
 class Replica(msgspec.Struct, frozen=True):

@@ -17,8 +17,7 @@ import msgspec
 
 from headway.cache.kv import KVCache
 from headway.core.errors import Reject, Rejected
-from headway.core.event_file import Header
-from headway.core.events import Cancelled, EventLog, ExecutorReset, Idle, Refused, StepPlanned
+from headway.core.events import Cancelled, EventLog, ExecutorReset, Header, Idle, Refused, StepPlanned
 from headway.core.request import Request
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult
 from headway.scheduling import run

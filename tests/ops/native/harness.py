@@ -14,7 +14,7 @@ from headway.ops.blocks import BLOCKS
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend, CacheLayout, GroupBatch, StepBatch
 from headway.ops.weight import Weight
-from headway.roofline.shape import KVGroup
+from headway.shape.model import KVGroup
 
 ONE_LAYER = CacheLayout((KVGroup("full", (0,), 1, 2, 2),), (16,), 32)
 

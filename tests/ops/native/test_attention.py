@@ -12,7 +12,7 @@ import pytest
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend, CacheLayout, GroupBatch, Program, Rope, StepBatch
 from headway.ops.reference import ReferenceBackend
-from headway.roofline.shape import KVGroup
+from headway.shape.model import KVGroup
 from tests.ops.native.harness import kernels, random, unchecked
 
 BLOCKS = 200

@@ -11,7 +11,7 @@ from math import prod
 from typing import NamedTuple
 
 from headway.core.fields import MAX_LAYERS, Fields
-from headway.roofline.families import Family
+from headway.shape.families import Family
 
 
 class Tensor(NamedTuple):

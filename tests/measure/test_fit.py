@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from headway.core.errors import BadInput
-from headway.roofline.catalogue import find_model
-from headway.roofline.fit import TYPICAL, Observation, fit, fit_regimes, nearest, residual_of
+from headway.measure.fit import TYPICAL, Observation, fit, fit_regimes, residual_of
+from headway.measure.probe import save_profile
 from headway.roofline.hardware import find_hardware
-from headway.roofline.probe import Profile, load_profile, save_profile
-from headway.roofline.shape import ModelShape
+from headway.roofline.profile import Profile, load_profile, nearest
 from headway.roofline.step import Efficiency, StepTime, StepWork, both, decode_step, joined, mixed_step, prefill_step
+from headway.shape.catalogue import find_model
+from headway.shape.model import ModelShape
 
 PEAK, BETA = 9e11, 5e10
 TRUE = Efficiency(

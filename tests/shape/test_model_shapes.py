@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from headway.core.errors import BadInput
-from headway.roofline.catalogue import find_model, model_config, model_names
-from headway.roofline.config import shape_from_config, tensors_of
-from headway.roofline.shape import KVGroup, kv_bytes, kv_bytes_per_token, kv_read_bytes, store_as, weight_bytes
+from headway.shape.catalogue import find_model, model_config, model_names
+from headway.shape.config import shape_from_config, tensors_of
+from headway.shape.model import KVGroup, kv_bytes, kv_bytes_per_token, kv_read_bytes, store_as, weight_bytes
 
 BASE = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,

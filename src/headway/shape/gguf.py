@@ -12,7 +12,7 @@ from typing import Any
 
 from headway.core.errors import BadInput
 from headway.core.fields import MAX_LAYERS, MAX_SIZE
-from headway.roofline.shape import STORED_BYTES, ByRole, KVGroup, ModelShape, MoE
+from headway.shape.model import STORED_BYTES, ByRole, KVGroup, ModelShape, MoE
 
 # bytes per number of the block types GGUF adds to those in `STORED_BYTES` (block bytes / numbers, ggml-common.h)
 GGUF_BYTES = STORED_BYTES | {

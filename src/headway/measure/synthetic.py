@@ -13,14 +13,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from headway.engine.trial import Point, Rates, Trial, observe
+from headway.measure.fit import Observation, fit_regimes
+from headway.measure.trial import Point, Trial, observe
 from headway.model import llama
 from headway.ops.protocol import Backend
 from headway.ops.weight import Weight, stored_bytes
-from headway.roofline.fit import Fit, Observation, fit_regimes
 from headway.roofline.hardware import Hardware
-from headway.roofline.shape import ByRole, ModelShape
+from headway.roofline.profile import Fit, Rates
 from headway.roofline.step import StepTime
+from headway.shape.model import ByRole, ModelShape
 
 NARROW = llama.LlamaConfig(
     layers=9, heads=12, kv_heads=4, head_dim=64, hidden_size=768, intermediate_size=2048, vocab_size=24576,

@@ -9,34 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from headway.core.request import SamplingParams
 from headway.core.step import BlockIds, Capabilities, RowInit, StepPlan, StepShape, Work
 from headway.executor.model import ModelExecutor
+from headway.measure.fit import Observation
 from headway.ops.protocol import Backend, Forward
-from headway.roofline.fit import Observation
-from headway.roofline.shape import ModelShape
+from headway.roofline.profile import Rates
 from headway.roofline.step import StepTime
 from headway.scheduling.shape import shape_of
+from headway.shape.model import ModelShape
 
 BLOCK = 32
-FLIP = 1.15  # probes before and after a step that differ by more say that the machine changed while it ran
-
-
-class Rates(NamedTuple):
-    """What the machine gives at a moment: bytes/s of memory, FLOP/s of the cores in the model's number format."""
-
-    bandwidth: float
-    peak: float
-
-    def steady(self, after: Rates) -> bool:
-        """Do two probes agree?"""
-        return all(max(pair) < FLIP * min(pair) for pair in zip(self, after, strict=True))
-
-    def between(self, after: Rates) -> Rates:
-        """Of the time between two probes."""
-        return Rates((self.bandwidth * after.bandwidth) ** 0.5, (self.peak * after.peak) ** 0.5)
 
 
 @dataclass(frozen=True)

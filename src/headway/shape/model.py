@@ -1,7 +1,7 @@
 """The shape of a model: what the step-time model, the memory plan and the cache need to know of it, and no weights.
 
 `kv_bytes` is the only place in Headway that knows bytes of cache; capacity, time, pool sizes and cost all call it.
-`roofline/config.py` makes a `ModelShape` from a `config.json` or a GGUF header, `roofline/catalogue.py` from a name.
+`config.py` makes a `ModelShape` from a `config.json`, `gguf.py` from a GGUF header, `catalogue.py` from a name.
 Plain floats only: this is read in the scheduler's hot path.
 """
 

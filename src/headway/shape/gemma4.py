@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from headway.core.fields import Fields
-from headway.roofline.families import NORMS_4
-from headway.roofline.shape import KVGroup
-from headway.roofline.tensors import Dims, Tensor
+from headway.shape.families import NORMS_4
+from headway.shape.model import KVGroup
+from headway.shape.tensors import Dims, Tensor
 
 GLOBAL_HEAD = 512  # width of a full layer's heads where the config does not say
 

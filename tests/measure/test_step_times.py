@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from headway.core.errors import BadInput
-from headway.engine import checkup, synthetic
-from headway.engine.profile import estimate, fit_formats, held_formats, step_time
-from headway.engine.trial import Point, Rates, observe
+from headway.engine.profile import held_formats, step_time
+from headway.measure import checkup, synthetic
+from headway.measure.formats import fit_formats
+from headway.measure.trial import Point, observe
 from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.ops.reference import ReferenceBackend
-from headway.roofline.fit import Fit
-from headway.roofline.probe import Profile
+from headway.roofline.profile import Fit, Profile, Rates
 from headway.roofline.step import Efficiency, StepTime, decode_step
+from headway.roofline.timing import estimate
 
 needs_native = pytest.mark.skipif(not native.available(), reason="the compiled module is missing")
 MEASURED = Efficiency(stream=0.9, linear=0.5, overlap=0.8, step=1e-4)

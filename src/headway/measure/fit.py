@@ -6,7 +6,7 @@ The constants are those of `Efficiency` that a CPU backend has. Each is positive
 towards a typical value: a constant that the steps say nothing about stays there. Noise has heavy tails (another process
 ran), so the likelihood is Cauchy's: first with much noise and then with the usual one, so that no outlier captures the
 fit, each by Gauss-Newton steps with Levenberg's damping. Steps may come from models made for the purpose
-(`headway.engine.synthetic`) or from a recorded run: the form is one.
+(`headway.measure.synthetic`) or from a recorded run: the form is one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from headway.core.errors import BadInput
+from headway.roofline.profile import Fit
 from headway.roofline.step import Efficiency, StepWork
 
 # Constant -> (typical value, how far from it a constant may well be, as a logarithm). A share of memory's bandwidth is
@@ -30,7 +31,6 @@ NOISE = (0.3, 0.03)  # error of a step, as a logarithm: while searching, and usu
 BOUNDED = ("overlap",)  # shares that cannot pass 1 (another share may: a probe is no exact peak)
 FOLDS = 4
 SPREAD = 1.35  # bandwidths that differ by more are of two regimes of the machine
-GAP = 1.25  # a bandwidth this close to the median of a regime belongs to it
 COVER = 12  # sizes of step that a regime must have shown to be fitted by itself
 LEAST = len(TYPICAL)  # steps that a fit needs
 ROUNDS = 60
@@ -52,28 +52,6 @@ class Observation(msgspec.Struct, frozen=True):
     peak: float
     seconds: float
     point: str
-
-
-class Fit(msgspec.Struct, frozen=True):
-    """Constants of one backend on one weight format, and what they are worth.
-
-    Attributes:
-        efficiency: the constants.
-        math: number format it multiplies in. peak: median FLOP/s of that format while the steps were measured.
-        low, high: 5th and 95th percentile of measured / predicted, of steps left out of the fit.
-        error: median of |predicted / measured - 1| of steps left out.
-        bandwidth: least, median and most bytes/s that memory gave while the steps were measured.
-        steps: how many were fitted.
-    """
-
-    efficiency: Efficiency
-    math: str
-    peak: float
-    low: float
-    high: float
-    error: float
-    bandwidth: tuple[float, float, float]
-    steps: int
 
 
 def fit(observations: Sequence[Observation], math: str) -> Fit:
@@ -128,13 +106,6 @@ def fit_regimes(observations: Sequence[Observation], math: str) -> list[Fit]:
         if enough:
             return [fit(part, math) for part in enough]
     return [fit(observations, math)]
-
-
-def nearest(fits: Sequence[Fit], bandwidth: float | None) -> Fit:
-    """The fit of the regime that this bandwidth belongs to; None = of the one with most steps."""
-    if bandwidth is None:
-        return max(fits, key=lambda one: one.steps)
-    return min(fits, key=lambda one: abs(np.log(one.bandwidth[1] / bandwidth)))
 
 
 def residual_of(observations: Sequence[Observation], efficiency: Efficiency) -> np.ndarray:

@@ -13,10 +13,20 @@ import msgspec
 
 from headway.cache.hashing import BlockHasher
 from headway.core.errors import BadInput
-from headway.core.event_file import EventFileError, Header, read_events, read_header
-from headway.core.events import AnyEvent, Cancelled, ExecutorReset, Finished, Idle, Queued, StepDone, StepPlanned
+from headway.core.events import (
+    AnyEvent,
+    Cancelled,
+    ExecutorReset,
+    Finished,
+    Header,
+    Idle,
+    Queued,
+    StepDone,
+    StepPlanned,
+)
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import Capabilities, StepPlan, StepResult
+from headway.engine.event_file import EventFileError, read_events, read_header
 from headway.scheduling.budget import Budget, StepTimeModel
 from headway.scheduling.digest import digest_of
 from headway.scheduling.policies import policy_named

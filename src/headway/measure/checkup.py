@@ -11,24 +11,17 @@ from headway.core.errors import BadInput
 from headway.engine.build import make_backend
 from headway.engine.machine import free_memory, isa, usable_cores
 from headway.engine.memory import GIB
-from headway.engine.profile import (
-    Timing,
-    fit_formats,
-    for_regime,
-    held_formats,
-    machine_probe,
-    measure_machine,
-    saved_profile,
-    step_time,
-)
-from headway.engine.trial import BLOCK, Point, Rates, Trial, observe
+from headway.engine.profile import held_formats, saved_profile, step_time
+from headway.measure.fit import Observation
+from headway.measure.formats import fit_formats, for_regime, machine_probe, measure_machine
+from headway.measure.trial import BLOCK, Point, Trial, observe
 from headway.model.load import Model, load
 from headway.model.source import DEFAULT_MODEL
 from headway.ops.protocol import Backend
-from headway.roofline.fit import Observation
-from headway.roofline.probe import Profile
-from headway.roofline.shape import kv_bytes
+from headway.roofline.profile import Profile, Rates
 from headway.roofline.step import StepTime, decode_step, prefill_step
+from headway.roofline.timing import Timing
+from headway.shape.model import kv_bytes
 
 BATCHES = (1, 8, 32)
 PROMPT = 512

@@ -18,41 +18,11 @@ import msgspec
 import numpy as np
 
 from headway.core.errors import BadInput
-from headway.roofline.fit import Fit
-from headway.roofline.hardware import Hardware
+from headway.roofline.profile import Profile
 
 READ_BYTES = 256 << 20  # larger than any cache, so that reads reach memory
 MATRIX = 2048
 TRIES = 5
-VERSION = 2  # of the profile file; 1 had no fits
-
-
-class Profile(msgspec.Struct, frozen=True):
-    """What `headway probe` measured.
-
-    Attributes:
-        name: of the machine. created: ISO date. threads: cores used for the rates.
-        memory: bytes the engine may use.
-        read_bandwidth: bytes/s by number of reading threads (as text, JSON's keys).
-        rates: FLOP/s by number format: fp32 through numpy's BLAS, others through Headway's own kernels.
-        fits: what Headway's own steps reach of these, by backend and the format it holds weights in, one per regime of
-            the machine; empty: only bounds can be told.
-        version: of the file's layout.
-    """
-
-    name: str
-    created: str
-    threads: int
-    memory: float
-    read_bandwidth: dict[str, float]
-    rates: dict[str, float]
-    fits: dict[str, dict[str, list[Fit]]] = {}
-    version: int = VERSION
-
-    @property
-    def bandwidth(self) -> float:
-        """The best read bandwidth measured."""
-        return max(self.read_bandwidth.values())
 
 
 class KneePoint(msgspec.Struct, frozen=True):
@@ -140,14 +110,6 @@ def _best(run: Callable[[], object], tries: int = TRIES) -> float:
     return shortest
 
 
-def device_of(profile: Profile) -> Hardware:
-    """The measured machine as a device for the step-time model: its rates are what it reached, not a label's peak."""
-    return Hardware(
-        name=profile.name, kind="cpu", memory=profile.memory, usable=profile.memory, bandwidth=profile.bandwidth,
-        peaks=profile.rates, source="headway probe", date=profile.created,
-    )  # fmt: skip
-
-
 def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
     """Write a profile as JSON, replacing the file whole."""
     target = Path(path)
@@ -155,20 +117,3 @@ def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
     partial = target.with_name(target.name + ".part")
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(profile)))
     partial.replace(target)
-
-
-def load_profile(path: str | os.PathLike[str]) -> Profile:
-    """Read a profile.
-
-    Raises:
-        BadInput: no such file, or not a profile.
-    """
-    try:
-        raw = msgspec.json.decode(Path(path).read_bytes())
-        if isinstance(raw, dict) and "read_bandwidth" in raw and raw.get("version") != VERSION:
-            raise BadInput("profile", f"{path} was written by another version of Headway; run `headway probe` again")
-        return msgspec.convert(raw, type=Profile)
-    except OSError as error:
-        raise BadInput("profile", f"{path}: {error.strerror}; make one with `headway probe`") from None
-    except msgspec.MsgspecError as error:
-        raise BadInput("profile", f"{path} is not a profile written by `headway probe`: {error}") from None

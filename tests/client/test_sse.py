@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.bench import sse
-from headway.bench.sse import EventParser, EventTooLong
+from headway.client import sse
+from headway.client.sse import EventParser, EventTooLong
 
 STREAM = (
     b": keep-alive\n\nevent: message\ndata: {\"a\":1}\n\ndata:no space\r\n\r\ndata: two\ndata: lines\n\nid: 7\n\n"

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from headway.core.fields import Fields
-from headway.roofline.families import Family, open_config
-from headway.roofline.gemma4 import gemma4_groups, gemma4_tensors
-from headway.roofline.quantised import stored
-from headway.roofline.shape import ByRole, KVGroup, ModelShape, MoE
-from headway.roofline.tensors import Dims, Tensor, dims, expert_count, inventory
+from headway.shape.families import Family, open_config
+from headway.shape.gemma4 import gemma4_groups, gemma4_tensors
+from headway.shape.model import ByRole, KVGroup, ModelShape, MoE
+from headway.shape.quantised import stored
+from headway.shape.tensors import Dims, Tensor, dims, expert_count, inventory
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 STATE_BYTES = 4.0  # recurrent states are kept in float32 by the engines that serve these models

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import BadInput
-from headway.roofline.config import shape_from_config
-from headway.roofline.shape import ModelShape
+from headway.shape.config import shape_from_config
+from headway.shape.model import ModelShape
 
 CATALOGUE = Path(__file__).with_name("models.toml")
 

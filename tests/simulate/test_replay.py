@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from headway.core.clock import VirtualClock, to_ps
 from headway.core.errors import BadInput, Rejected
-from headway.core.event_file import EventFileError, EventWriter
 from headway.core.events import EventLog
 from headway.core.folds import Totals
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import Capabilities, StepPlan, StepResult
-from headway.executor.replay import replay
+from headway.engine.event_file import EventFileError, EventWriter
 from headway.executor.simulated import FixedCosts, HashedTokens, SimulatedExecutor
 from headway.scheduling.budget import Budget
 from headway.scheduling.invariants import check
 from headway.scheduling.policies import POLICIES
 from headway.scheduling.scheduler import Scheduler
+from headway.simulate.replay import replay
 
 LAYOUTS = [((16,), (None,)), ((14, 12), (None, 5)), ((40,), (None,))]
 COSTS = FixedCosts(step=1e-3, token=1e-4)

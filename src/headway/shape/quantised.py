@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from headway.core.errors import BadInput
-from headway.roofline.shape import STORED_BYTES
-from headway.roofline.tensors import Tensor
+from headway.shape.model import STORED_BYTES
+from headway.shape.tensors import Tensor
 
 NEVER = {"embed", "gathered", "head", "router", "norm"}  # roles these quantisers leave in 16 bits
 

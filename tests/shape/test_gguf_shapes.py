@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from headway.core.errors import BadInput
-from headway.roofline.catalogue import find_model
-from headway.roofline.from_gguf import role_of, shape_from_gguf
-from headway.roofline.probe import Profile, device_of, load_profile, measure_knee, read_bandwidth, save_profile
-from headway.roofline.shape import kv_bytes_per_token
+from headway.measure.probe import measure_knee, read_bandwidth, save_profile
+from headway.roofline.profile import Profile, device_of, load_profile
+from headway.shape.catalogue import find_model
+from headway.shape.gguf import role_of, shape_from_gguf
+from headway.shape.model import kv_bytes_per_token
 
 
 def header(layers: int = 2, **changes: Any) -> tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], str]]]:

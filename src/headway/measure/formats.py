@@ -1,0 +1,99 @@
+"""Measure this machine, and fit step times per weight format: what goes into a `Profile`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from headway.core.errors import BadInput
+from headway.engine.machine import free_memory
+from headway.engine.profile import held_formats
+from headway.measure.probe import float32_rate, measure, read_bandwidth
+from headway.measure.synthetic import measure_format
+from headway.ops import native
+from headway.ops.native.backend import NativeBackend
+from headway.ops.protocol import Backend
+from headway.ops.reference import ReferenceBackend
+from headway.ops.weight import FORMATS, GROUPS
+from headway.roofline.profile import Profile, Rates, covers
+from headway.shape.model import ModelShape
+
+USUAL = ("q4_0", "q4_1", "q8_0", "q4_k", "q6_k", "bf16", "int8/128", "int4/32")  # formats that `probe` fits
+PROBE_BYTES = 128 << 20
+PROBE_MATRIX, PROBE_SECONDS = 512, 0.01
+PEAK_TRIES = 6
+
+
+def measure_machine(threads: int) -> Profile:
+    """Measure this machine in a few seconds: memory, arithmetic through numpy, and through our kernels if built."""
+    rates = {}
+    if native.available():
+        backend = NativeBackend(threads)
+        # The best of short tries: a roof is what the machine can do, not what it did while something else ran.
+        rates = {
+            kind: max(backend.probe_compute(kind, 0.05) for _ in range(PEAK_TRIES)) for kind in ("fp32", "bf16", "int8")
+        }
+    return measure(threads, float(free_memory()), rates)
+
+
+def machine_probe(threads: int, math: str) -> Callable[[], Rates]:
+    """What measures, in a tenth of a second, what memory and cores give now: the figures that fits are shares of."""
+    if not native.available():
+        return lambda: Rates(read_bandwidth(threads, PROBE_BYTES), float32_rate(PROBE_MATRIX))
+    backend = NativeBackend(threads)
+    return lambda: Rates(backend.probe_bandwidth(PROBE_BYTES, 3), backend.probe_compute(math, PROBE_SECONDS))
+
+
+def fit_formats(
+    profile: Profile, backend: str, formats: Sequence[str], progress: Callable[[str], None] = lambda format: None
+) -> Profile:
+    """The profile with fits of a backend ("native" or "reference") on these formats: a few seconds for each.
+
+    Args:
+        formats: as matrices are held: a storage format, or "int8/128", "int4/32": quantised at load in such groups.
+        progress: called with the format after every measured step.
+
+    Raises:
+        BadInput: a format is not one.
+    """
+    makers = {format: _maker(backend, format, profile.threads) for format in formats}
+    fits = {kind: dict(found) for kind, found in profile.fits.items()}
+    probe_of = partial(machine_probe, profile.threads)
+    for format, (make, stored) in makers.items():
+        found = measure_format(make, stored, probe_of, partial(progress, format))
+        known = fits.setdefault(backend, {}).get(format, [])
+        others = [one for one in known if all(not covers(new, one.bandwidth[1]) for new in found)]
+        fits[backend][format] = found + others
+    return msgspec.structs.replace(profile, fits=fits)
+
+
+def for_regime(
+    profile: Profile,
+    backend: Backend,
+    shape: ModelShape,
+    bandwidth: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> Profile:
+    """The profile with fits for a regime with this bandwidth, as far as the machine is in it still. What the profile
+    does not know at all is not measured."""
+    for format in dict.fromkeys(held_formats(shape, backend)):
+        known = profile.fits.get(backend.name, {}).get(format)
+        if known and not any(covers(one, bandwidth) for one in known):
+            say(f"the machine changed its speed; timing made-up models in {format} again")
+            profile = fit_formats(profile, backend.name, [format])
+    return profile
+
+
+def _maker(backend: str, format: str, threads: int) -> tuple[Callable[[], Backend], str]:
+    """(makes a fresh backend, storage format of the matrices to give it)."""
+    if backend == "reference":
+        return ReferenceBackend, "f32"
+    target, _, group = format.partition("/")
+    if target in ("int8", "int4") and group in map(str, GROUPS):
+        return lambda: NativeBackend(threads, target, int(group)), "bf16"
+    if format not in FORMATS:
+        accepted = ", ".join([*FORMATS, f"int8/G and int4/G with G one of {GROUPS}"])
+        raise BadInput("--formats", f"{format!r} is not a weight format; accepted: {accepted}")
+    return lambda: NativeBackend(threads), format

@@ -1,0 +1,83 @@
+"""The measured machine as the step-time model of a model: an estimate where steps were fitted, else a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from headway.roofline.profile import Fit, Profile, Rates, device_of, nearest
+from headway.roofline.step import Efficiency, StepTime
+from headway.shape.model import ModelShape
+
+LOADED_AS = {"fp32": "f32", "fp16": "f16"}  # names of the planner
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A step-time model, and what its word is worth.
+
+    Attributes:
+        model: says the seconds.
+        label: "estimate", or "bound": no step can be faster.
+        low, high: 90 % of single steps took between `low` and `high` times the estimate; 1 and 1 for a bound.
+        reason: why it is only a bound; "" for an estimate.
+    """
+
+    model: StepTime
+    label: str
+    low: float
+    high: float
+    reason: str
+
+    @classmethod
+    def bound(cls, model: StepTime, reason: str) -> Timing:
+        """A bound, and why there is no estimate."""
+        return cls(model, "bound", 1.0, 1.0, reason)
+
+    def text(self) -> str:
+        """For people."""
+        if self.label == "bound":
+            return f"predicted by a bound, shorter than any step: {self.reason}"
+        return f"estimated, 90 % of steps within {self.low - 1:+.0%} to {self.high - 1:+.0%} of it"
+
+
+def held(shape: ModelShape) -> tuple[str, str]:
+    """The same as the checkpoint stores them."""
+    body = LOADED_AS.get(shape.weight_format, shape.weight_format)
+    return body, LOADED_AS.get(shape.head_format, shape.head_format) or body
+
+
+def not_fitted(profile: Profile, backend: str, formats: tuple[str, str]) -> str:
+    """Why there is no estimate."""
+    known = profile.fits.get(backend, {})
+    missing = " and ".join(format for format in dict.fromkeys(formats) if format not in known)
+    return f"the profile has no steps of the {backend} backend on {missing}; see `headway probe --formats`"
+
+
+def estimate(
+    shape: ModelShape, profile: Profile, backend: str, formats: tuple[str, str], now: Rates | None = None
+) -> Timing | None:
+    """The estimate, without a backend at hand; None where steps of these formats were not fitted.
+
+    Args:
+        formats: as `held_formats` or `held` says.
+    """
+    fits = profile.fits.get(backend, {})
+    if any(format not in fits for format in formats):
+        return None
+    body, head = (nearest(fits[format], now.bandwidth if now else None) for format in formats)
+    device = device_of(profile)
+    now = now or Rates(body.bandwidth[1], body.peak)
+    device = msgspec.structs.replace(device, bandwidth=now.bandwidth, peaks=device.peaks | {body.math: now.peak})
+    model = StepTime(shape, device, math=body.math, efficiency=_with_head(body, head, profile.rates))
+    return Timing(model, "estimate", body.low, body.high, "")
+
+
+def _with_head(body: Fit, head: Fit, rates: Mapping[str, float]) -> Efficiency:
+    """The body's constants, with the rates of the head's format in the head."""
+    if head is body:
+        return body.efficiency
+    share = head.efficiency.linear * rates[head.math] / rates[body.math]
+    return msgspec.structs.replace(body.efficiency, head_stream=head.efficiency.stream, head_linear=share)
