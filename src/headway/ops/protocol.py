@@ -106,7 +106,8 @@ class Ops(Protocol):
         ...
 
     def rms_norm(self, x: Tensor, weight: Prepared, eps: float) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight, over the last axis -> same shape."""
+        """x / sqrt(mean(x^2) + eps) * weight, over every len(weight) numbers of x [*, n * len(weight)]: the whole of a
+        row, or each of its heads -> same shape."""
         ...
 
     def linear(

@@ -133,7 +133,8 @@ class RecordingOps:
         return self._record("tokens", table.shape[1], "embed", table)
 
     def rms_norm(self, x: Handle, weight: RecordedWeight, eps: float) -> Handle:
-        _fit("rms_norm", x, x._axis, weight.shape[0])
+        if x._width % weight.shape[0]:
+            raise ValueError(f"rms_norm: a weight of {weight.shape[0]} numbers for rows of {x._width}")
         return self._record(x._axis, x._width, "rms_norm", x, weight, eps)
 
     def linear(

@@ -116,8 +116,9 @@ class ReferenceOps:
         return table[self._batch.ids]
 
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-        mean_square = np.square(x).mean(axis=-1, keepdims=True)
-        return x / np.sqrt(mean_square + np.float32(eps)) * weight
+        parts = x.reshape(len(x), -1, len(weight))
+        mean_square = np.square(parts).mean(axis=-1, keepdims=True)
+        return (parts / np.sqrt(mean_square + np.float32(eps)) * weight).reshape(x.shape)
 
     def linear(
         self,

@@ -186,6 +186,24 @@ def test_rms_norm(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", kernels())
+@pytest.mark.parametrize("width", [1, 15, 64, 130])
+def test_a_norm_of_each_head_is_the_norm_of_rows_as_wide_as_a_head(kernel: str, width: int) -> None:
+    backend = NativeBackend(threads=2, kernels=kernel)
+    heads = random(20, width) * np.float32(7)
+    prepared = backend.prepare(vector(random(width, seed=5)))
+    alone = run(backend, heads, lambda ops, h: ops.rms_norm(h, prepared, 1e-5))
+    together = run(backend, heads.reshape(4, -1), lambda ops, h: ops.rms_norm(h, prepared, 1e-5))
+    np.testing.assert_array_equal(together, alone.reshape(4, -1))
+
+
+def test_a_norm_that_does_not_fit_is_refused() -> None:
+    backend = NativeBackend(threads=1)
+    prepared = backend.prepare(vector(random(7)))
+    with pytest.raises(ValueError, match="rms_norm"):
+        run(backend, random(4, 8), lambda ops, h: ops.rms_norm(h, prepared, 1e-5))
+
+
+@pytest.mark.parametrize("kernel", kernels())
 @pytest.mark.parametrize(("scale", "softcap"), [(1.0, 0.0), (0.25, 0.0), (1.0, 30.0), (0.5, 2.0)])
 def test_logits(kernel: str, scale: float, softcap: float) -> None:
     backend = NativeBackend(threads=2, kernels=kernel)

@@ -24,7 +24,9 @@ void NormOp::run(Step& step, Worker& worker) const {
   if (!keep) worker.scratch->grow(value.width * sizeof(float));
   step.share_runs(worker, step.rows(out), [&](int row) {
     float* to = keep ? kept + (size_t)row * value.width : worker.scratch->as<float>();
-    step.engine.kernels.rms_norm(in + (size_t)row * value.width, weight->data(), eps, value.width, to);
+    for (int at = 0; at < value.width; at += weight->width()) {
+      step.engine.kernels.rms_norm(in + (size_t)row * value.width + at, weight->data(), eps, weight->width(), to + at);
+    }
     step.convert(out, row, to, 0, value.width, value.forms);
   });
 }

@@ -12,6 +12,7 @@ struct EmbedOp : Op {
   void run(Step& step, Worker& worker) const override;
 };
 
+// Of whole rows, or of each part of a row that is as wide as the weight.
 struct NormOp : Op {
   int x, out;
   Vector weight;

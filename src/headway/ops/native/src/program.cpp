@@ -117,7 +117,7 @@ int Program::embed(Weights table) {
 
 int Program::rms_norm(int x, Vector weight, float eps) {
   const Value& in = values_.at(x);
-  need(weight->width() == in.width, "rms_norm: the weight is not as wide as the input");
+  need(weight->width() > 0 && in.width % weight->width() == 0, "rms_norm: the input is not a whole number of the weight's width");
   use(x, FLOATS);
   auto op = std::make_unique<NormOp>();
   op->x = x;
