@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headway.cli import options
+from headway.engine.options import EngineOptions
 
 if TYPE_CHECKING:
     from headway.client.chat import Client
@@ -20,21 +21,15 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
+@options.with_engine()
 def chat(
-    model: options.Model = None,
+    engine: EngineOptions,
     url: Annotated[str | None, typer.Option(help="Talk to this server instead of loading a model.")] = None,
     api_key_file: options.ApiKeyFile = None,
     system: Annotated[str | None, typer.Option(help="A system message to start from.")] = None,
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = 0.7,
     seed: options.Seed = None,
-    kv_cache_gib: options.KVCacheGiB = None,
-    max_model_len: options.MaxModelLen = None,
-    threads: options.Threads = None,
-    backend: options.Backend = "auto",
-    weights: options.Weights = "stored",
-    group: options.Group = None,
-    pack_cache: options.PackCache = True,
 ) -> None:
     """Talk to a model; the history is kept, and each turn reuses the cache of the turns before.
 
@@ -50,16 +45,7 @@ def chat(
 
         _converse(_remote(Client(url, options.api_key(api_key_file)), params), start)
         return
-    chosen: dict[str, Any] = {
-        "kv_cache_gib": kv_cache_gib,
-        "max_model_len": max_model_len,
-        "threads": threads,
-        "backend": backend,
-        "weights": weights,
-        "group": group,
-        "pack_cache": pack_cache,
-    }
-    with load_model(model, **chosen) as llm:
+    with load_model(engine) as llm:
         _converse(_local(llm, params), start)
 
 

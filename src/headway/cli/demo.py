@@ -7,19 +7,20 @@ from typing import Annotated
 import typer
 
 from headway.cli import options
+from headway.engine.options import EngineOptions
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 QUESTION = "What is the capital of France, and what is it known for?"
 
 
 @app.command()
+@options.with_engine("threads", "backend")
 def demo(
+    engine: EngineOptions,
     question: Annotated[str, typer.Argument(help="What to ask.")] = QUESTION,
     max_tokens: options.MaxTokens = 96,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = None,
-    threads: options.Threads = None,
-    backend: options.Backend = "auto",
 ) -> None:
     """Answer one question with the built-in model, streaming, and print TTFT, TPOT, tokens/s and cache use."""
     from rich.markup import escape
@@ -28,7 +29,7 @@ def demo(
     from headway.core.request import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    with load_model(None, threads=threads, backend=backend) as llm:
+    with load_model(engine) as llm:
         step(f"[bold]{escape(question)}[/bold]")
         with llm.stream_chat(question, params) as stream:
             print_pieces(delta.text for delta in stream)

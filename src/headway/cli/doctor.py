@@ -7,16 +7,16 @@ from typing import Annotated
 import typer
 
 from headway.cli import options
+from headway.engine.options import EngineOptions
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
+@options.with_engine("model", "threads", "backend")
 def doctor(
-    model: options.Model = None,
+    engine: EngineOptions,
     context: Annotated[int, typer.Option(help="Tokens of context per request in the prediction.")] = 512,
-    threads: options.Threads = None,
-    backend: options.Backend = "auto",
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Run a few real steps beside the predictions.")
     ] = True,
@@ -27,7 +27,7 @@ def doctor(
     from headway.measure.checkup import checkup
 
     with stderr.status("starting") as status:
-        report = checkup(model, context, threads, backend, measure, status.update)
+        report = checkup(engine.model, context, engine.threads, engine.backend, measure, status.update)
     if json:
         import msgspec
 

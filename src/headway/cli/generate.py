@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from headway.cli import options
+from headway.engine.options import EngineOptions
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
+@options.with_engine()
 def generate(
-    model: options.Model = None,
+    engine: EngineOptions,
     prompt: Annotated[str | None, typer.Option(help="One prompt; the completion goes to stdout.")] = None,
     input: Annotated[
         Path | None,
@@ -30,13 +32,6 @@ def generate(
     temperature: options.Temperature = 0.0,
     seed: options.Seed = None,
     json: Annotated[bool, typer.Option("--json", help="With --prompt: print one JSON object.")] = False,
-    kv_cache_gib: options.KVCacheGiB = None,
-    max_model_len: options.MaxModelLen = None,
-    threads: options.Threads = None,
-    backend: options.Backend = "auto",
-    weights: options.Weights = "stored",
-    group: options.Group = None,
-    pack_cache: options.PackCache = True,
 ) -> None:
     """Complete prompts in batches; an interrupted run continues where it stopped."""
     from headway.cli import jobs
@@ -50,16 +45,7 @@ def generate(
         raise BadInput("--output", "--input and --output go together")
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     work = jobs.open_jobs(input, output, params) if input and output else None  # bad lines show before the model loads
-    chosen: dict[str, Any] = {
-        "kv_cache_gib": kv_cache_gib,
-        "max_model_len": max_model_len,
-        "threads": threads,
-        "backend": backend,
-        "weights": weights,
-        "group": group,
-        "pack_cache": pack_cache,
-    }
-    with load_model(model, quiet=json, **chosen) as llm:
+    with load_model(engine, quiet=json) as llm:
         if work:
             failed = jobs.run(llm, work)
             if failed:

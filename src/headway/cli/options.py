@@ -1,39 +1,57 @@
-"""Options that several verbs share, defined once."""
+"""Options that several verbs share, defined once; those of the engine are made from `EngineOptions`."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from headway.engine.options import EngineOptions, Option, declared
+
 API_KEY = "HEADWAY_API_KEY"
 
-Model = Annotated[
-    str | None,
-    typer.Argument(help="A folder, a .gguf file, or package:NAME==VERSION#FILE; default: the built-in model."),
-]
-KVCacheGiB = Annotated[float | None, typer.Option(help="GiB for the KV cache; default: from free memory.")]
-MaxModelLen = Annotated[
-    int | None, typer.Option(help="Longest prompt + output in tokens; default: the model's context.")
-]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; default: the cores this process may use.")]
-Backend = Annotated[str, typer.Option(help="auto, native, or reference.")]
-Weights = Annotated[str, typer.Option(help="stored, or int8 or int4: quantise 16 and 32-bit weights at load.")]
-Group = Annotated[
-    int | None,
-    typer.Option(help="With --weights: numbers per scale, 16, 32, 64 or 128; default: 128 for int8, 32 for int4."),
-]
-PackCache = Annotated[
-    bool, typer.Option(help="With --weights: keep the quantised weights on disk, so that the next start is quick.")
-]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 = greedy.")]
 ApiKeyFile = Annotated[
     Path | None, typer.Option(help="File with the server's API key; default: the environment's HEADWAY_API_KEY.")
 ]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same answer; default: a random one.")]
+
+
+def with_engine(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a verb that takes `engine: EngineOptions`: its fields of these names (default: all) become options."""
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        chosen = [option for name, option in declared().items() if not names or name in names]
+        own = [one for one in inspect.signature(verb, eval_str=True).parameters.values() if one.name != "engine"]
+
+        @functools.wraps(verb)
+        def run(**given: Any) -> None:
+            engine = EngineOptions.of({option.name: given.pop(option.name) for option in chosen})
+            verb(**given, engine=engine)
+
+        made = [*map(_parameter, chosen), *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own)]
+        made.sort(key=lambda one: one.name != "model")
+        run.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in made}
+        return run
+
+    return decorate
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    """As typer reads it. What the option accepts is checked by `EngineOptions`, for all who set one."""
+    metavar = "|".join(map(str, option.choices)) or None
+    made: Any = typer.Option(help=option.help, metavar=metavar, rich_help_panel="Engine")
+    if option.name == "model":
+        made = typer.Argument(help=option.help)
+    annotation: Any = Annotated[option.annotation, made]
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation)
 
 
 def api_key(file: Path | None) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli import options
+from headway.engine.options import EngineOptions
 
 if TYPE_CHECKING:
     from headway.measure.probe import Knee
@@ -21,11 +22,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
+@options.with_engine("threads", "backend")
 def probe(
     context: typer.Context,
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="Cores; default: those this process may use.")
-    ] = None,
+    engine: EngineOptions,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write the profile; default: where the engine looks.")
     ] = None,
@@ -37,7 +37,6 @@ def probe(
             "group); none = only rates. Default: the usual ones.",
         ),
     ] = None,
-    backend: options.Backend = "auto",
     json: Json = False,
 ) -> None:
     """Read bandwidth by number of threads, arithmetic rate by number format, and what Headway's own steps reach of
@@ -47,7 +46,6 @@ def probe(
     from rich.console import Console
     from rich.progress import Progress
 
-    from headway.core.errors import BadInput
     from headway.engine.build import make_backend
     from headway.engine.machine import usable_cores
     from headway.engine.profile import profile_path
@@ -55,10 +53,8 @@ def probe(
     from headway.measure.probe import save_profile
     from headway.measure.synthetic import STEPS
 
-    if threads is not None and threads < 1:
-        raise BadInput("--threads", f"{threads}; accepted: a whole number from 1")
-    cores = threads or usable_cores()
-    kind = make_backend(backend, cores).name
+    cores = engine.threads or usable_cores()
+    kind = make_backend(engine.backend, cores).name
     usual = USUAL if kind == "native" else ("f32",)
     wanted = usual if formats is None else () if formats == "none" else tuple(dict.fromkeys(formats.split(",")))
     console = Console(stderr=True)

@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -23,6 +23,7 @@ from rich.progress import (
 from rich.table import Table
 
 from headway.engine.llm import LLM
+from headway.engine.options import EngineOptions
 from headway.engine.results import Completion
 from headway.model.source import Progress as Report
 
@@ -83,10 +84,10 @@ class PlainProgress:
 
 
 @contextmanager
-def load_model(model: str | None, *, quiet: bool = False, **options: Any) -> Iterator[LLM]:
+def load_model(options: EngineOptions, *, quiet: bool = False) -> Iterator[LLM]:
     """Load a model with a progress bar, print its memory plan, close it at the end."""
     with fetching(quiet) as report:
-        llm = LLM(model, progress=report, **options)
+        llm = LLM(progress=report, **msgspec.structs.asdict(options))
     try:
         if not quiet:
             engine = llm.engine

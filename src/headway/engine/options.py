@@ -1,85 +1,210 @@
-"""How an engine is set up; the same fields for the Python API, the command line and the server's engine process."""
+"""How an engine is set up. Each option is declared once: the command line, `LLM(...)` and the docs follow from here.
+
+python -m headway.engine.options      prints the table of docs/engine.md
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 
 from headway.core.errors import BadInput
 from headway.ops.weight import GROUPS
+from headway.scheduling.policies import POLICIES
 
-POLICIES = ("chunked", "prefill-first", "static")
-WEIGHTS = ("stored", "int8", "int4")
-BACKENDS = ("auto", "native", "reference")
-COUNTS = (
-    "threads", "max_model_len", "max_rows", "max_step_tokens", "block_size", "max_queued", "max_queued_tokens",
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class Option:
+    """What an option means and accepts.
+
+    Attributes:
+        help: in a sentence or two.
+        choices: the values it may have; empty = any, between the bounds.
+        least, above: bounds of a number: from `least` up, or above `above`; None = none.
+        name, kind, optional, default: as the field of `EngineOptions` has them; `optional`: it may be None.
+    """
+
+    help: str
+    choices: tuple[Any, ...] = ()
+    least: float | None = None
+    above: float | None = None
+    name: str = ""
+    kind: type = str
+    optional: bool = False
+    default: Any = None
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def accepted(self) -> str:
+        """In words."""
+        if self.choices:
+            return f"one of {', '.join(map(str, self.choices))}"
+        bound = f" >= {self.least:g}" if self.least is not None else f" above {self.above:g}" if self.above == 0 else ""
+        return {bool: "true or false", str: "a text", int: "an integer", float: "a number"}[self.kind] + bound
+
+    @property
+    def annotation(self) -> Any:
+        """Its type, None included where it is optional."""
+        return self.kind | None if self.optional else self.kind
+
+    def check(self, value: Any) -> None:
+        """
+        Raises:
+            BadInput: the option does not accept it.
+        """
+        if value is None and self.optional:
+            return
+        fits = isinstance(value, (int, float) if self.kind is float else self.kind)
+        fits = fits and (self.kind is bool or not isinstance(value, bool))
+        if not fits or not self._holds(value):
+            raise BadInput(self.flag, f"{value!r} is not {self.accepted}")
+
+    def _holds(self, value: Any) -> bool:
+        if self.choices:
+            return value in self.choices
+        above = self.above is None or self.above < value < math.inf
+        return above and (self.least is None or self.least <= value < math.inf)
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Set-up of an engine. Every field has a default that serves.
+    """Set-up of an engine. Every field has a default that serves; `declared()` describes them.
 
-    Attributes:
-        model: a folder, a .gguf file, or package:NAME==VERSION#FILE; None = the built-in model.
-        backend: "native" (C++ kernels), "reference" (numpy), or "auto": native where it is built.
-        weights: "stored" as in the file, or "int8" or "int4": 16 and 32-bit matrices are quantised at load, embedding
-            and output matrix to 8 bits (native backend only).
-        group: weights that share a scale when quantised at load: 16, 32, 64 or 128; None = 128 for int8, 32 for int4.
-        pack_cache: keep weights that were quantised at load on disk, for the next start.
-        threads: CPU threads; None = the cores this process may use. The reference backend sets them for numpy in the
-            whole process.
-        kv_cache_gib: GiB for the KV cache; None = from free memory.
-        max_model_len: longest prompt + output in tokens; None = the model's context.
-        max_rows: most requests in one step.
-        max_step_tokens: most new tokens in one step, the chunk budget.
-        step_ms: longest step that a prefill chunk may cause while others decode; None = no such limit. Needs a
-            step-time profile of this machine.
-        block_size: tokens per cache block. 32, 64, 128 and 256 give the same answers to the bit on the native backend;
-            other sizes sum in another order, so answers may differ in the last bits from theirs.
-        policy: "chunked" (prefill mixed into decode steps), "prefill-first", or "static".
-        max_queued: most waiting requests.
-        max_queued_tokens: most prompt tokens waiting.
-        event_log: file for the event log; None = none.
-        deterministic: refuse a backend whose results depend on batch or chunking, and block sizes that sum in an order
-            of their own.
+    Raises:
+        BadInput: a value is not one that its option accepts.
     """
 
-    model: str | None = None
-    backend: str = "auto"
-    weights: str = "stored"
-    group: int | None = None
-    pack_cache: bool = True
-    threads: int | None = None
-    kv_cache_gib: float | None = None
-    max_model_len: int | None = None
-    max_rows: int = 32
-    max_step_tokens: int = 512
-    step_ms: float | None = None
-    block_size: int = 32
-    policy: str = "chunked"
-    max_queued: int = 1024
-    max_queued_tokens: int = 4_000_000
-    event_log: str | None = None
-    deterministic: bool = False
+    model: Annotated[
+        str | None, Option("A folder, a .gguf file, or package:NAME==VERSION#FILE; default: the built-in model.")
+    ] = None
+    backend: Annotated[
+        str,
+        Option(
+            "native: C++ kernels; reference: numpy; auto: native where it is built.", ("auto", "native", "reference")
+        ),
+    ] = "auto"
+    weights: Annotated[
+        str,
+        Option(
+            "As they are stored, or quantised at load to int8 or int4: 16 and 32-bit matrices, embedding and output "
+            "matrix to 8 bits (native backend only).",
+            ("stored", "int8", "int4"),
+        ),
+    ] = "stored"
+    group: Annotated[
+        int | None,
+        Option("Weights that share a scale when quantised at load; default: 128 for int8, 32 for int4.", GROUPS),
+    ] = None
+    pack_cache: Annotated[
+        bool, Option("Keep weights that were quantised at load on disk, so that the next start is quick.")
+    ] = True
+    threads: Annotated[
+        int | None,
+        Option(
+            "CPU threads; default: the cores this process may use. The reference backend sets them for numpy in the "
+            "whole process.",
+            least=1,
+        ),
+    ] = None
+    kv_cache_gib: Annotated[float | None, Option("GiB for the KV cache; default: from free memory.", above=0)] = None
+    max_model_len: Annotated[
+        int | None, Option("Longest prompt + output in tokens; default: the model's context.", least=1)
+    ] = None
+    max_rows: Annotated[int, Option("Most requests in one step.", least=1)] = 32
+    max_step_tokens: Annotated[int, Option("Most new tokens in one step: the chunk budget.", least=1)] = 512
+    step_ms: Annotated[
+        float | None,
+        Option(
+            "Longest step in ms that a prompt chunk may cause while others decode; needs `headway probe`. Default: no "
+            "such limit.",
+            above=0,
+        ),
+    ] = None
+    block_size: Annotated[
+        int,
+        Option(
+            "Tokens per cache block. 32, 64, 128 and 256 give the same answers to the bit on the native backend; other "
+            "sizes sum in another order.",
+            least=1,
+        ),
+    ] = 32
+    policy: Annotated[
+        str,
+        Option(
+            "Prompts are computed in chunks beside decodes, before them, or in static batches.",
+            tuple(POLICIES),
+        ),
+    ] = "chunked"
+    max_queued: Annotated[int, Option("Most requests that wait; a server answers more with 503.", least=1)] = 1024
+    max_queued_tokens: Annotated[int, Option("Most prompt tokens that wait.", least=1)] = 4_000_000
+    event_log: Annotated[str | None, Option("File for the event log; default: none is kept.")] = None
+    deterministic: Annotated[
+        bool,
+        Option(
+            "Refuse a backend whose answers depend on batch or chunking, and block sizes that sum in an order of "
+            "their own."
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
-        for name in COUNTS:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BadInput(_flag(name), f"{value} is not an integer >= 1")
-        for name in ("kv_cache_gib", "step_ms"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise BadInput(_flag(name), f"{value} is not a number above 0")
-        if self.group is not None and self.group not in GROUPS:
-            raise BadInput("--group", f"{self.group} is not one of {', '.join(map(str, GROUPS))}")
+        for name, option in declared().items():
+            option.check(getattr(self, name))
         if self.group is not None and self.weights == "stored":
             raise BadInput("--group", f"{self.group} needs --weights int8 or int4; stored weights keep their groups")
-        for name, accepted in (("policy", POLICIES), ("backend", BACKENDS), ("weights", WEIGHTS)):
-            if getattr(self, name) not in accepted:
-                raise BadInput(_flag(name), f"{getattr(self, name)!r} is not one of {', '.join(accepted)}")
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> EngineOptions:
+        """From keywords that a user gave.
+
+        Raises:
+            BadInput: one is unknown, or its value is not accepted.
+        """
+        for name in values.keys() - declared().keys():
+            raise BadInput(name, f"is not an option of the engine; there are {', '.join(declared())}")
+        return cls(**values)
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+@cache
+def declared() -> dict[str, Option]:
+    """By name, in the order of their declaration."""
+    hints = get_type_hints(EngineOptions, include_extras=True)
+    return {field.name: _option(field, *get_args(hints[field.name])) for field in msgspec.structs.fields(EngineOptions)}
+
+
+def _option(field: msgspec.structs.FieldInfo, kind: Any, declared: Option) -> Option:
+    kinds = get_args(kind) or (kind,)
+    return replace(declared, name=field.name, kind=kinds[0], optional=len(kinds) > 1, default=field.default)
+
+
+def takes_options(init: Callable[..., None]) -> Callable[..., None]:
+    """Decorates a method whose `**options` are the engine's: `help` and editors show each. It takes `model` itself."""
+    own = [one for one in inspect.signature(init).parameters.values() if one.kind is not one.VAR_KEYWORD]
+    made = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.annotation)
+        for one in declared().values()
+        if one.name != "model"
+    ]
+    init.__signature__ = inspect.Signature([*own, *made])  # type: ignore[attr-defined]
+    return init
+
+
+def table() -> str:
+    """The options in Markdown, for the docs."""
+    lines = ["| `LLM(...)` | command line | default | accepts | |", "|---|---|---|---|---|"]
+    for option in declared().values():
+        default = "" if option.default is None else f"`{option.default}`"
+        flag = "`MODEL`" if option.name == "model" else f"`{option.flag}`"
+        lines.append(f"| `{option.name}` | {flag} | {default} | {option.accepted} | {option.help} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -126,9 +126,8 @@ def checkup(
     Raises:
         BadInput: an argument is out of range.
     """
-    for flag, value in (("--context", context), ("--threads", threads)):
-        if value is not None and value < 1:
-            raise BadInput(flag, f"{value} is not an integer >= 1")
+    if context < 1:
+        raise BadInput("--context", f"{context} is not an integer >= 1")
     cores = threads or usable_cores()
     free = free_memory()
     device = make_backend(backend, cores)
