@@ -164,6 +164,7 @@ def test_plain_operations() -> None:
     np.testing.assert_array_equal(
         ops.rms_norm(x, x[0, :2], 1e-3), ops.rms_norm(x.reshape(12, 2), x[0, :2], 1e-3).reshape(3, 8)
     )
+    assert ops.rms_norm(x[:0], x[0, :2], 1e-3).shape == (0, 8)  # a step may want no logits
     np.testing.assert_array_equal(ops.logit_rows(x), x[[2, 0]])
     np.testing.assert_allclose(ops.logits(x, weight, 0.5), 0.5 * (x @ weight.T), atol=1e-6)
     np.testing.assert_allclose(ops.logits(x, weight, 2.0, 3.0), 3 * np.tanh(2 * (x @ weight.T) / 3), atol=1e-5)

@@ -116,7 +116,7 @@ class ReferenceOps:
         return table[self._batch.ids]
 
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-        parts = x.reshape(len(x), -1, len(weight))
+        parts = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
         mean_square = np.square(parts).mean(axis=-1, keepdims=True)
         return (parts / np.sqrt(mean_square + np.float32(eps)) * weight).reshape(x.shape)
 
