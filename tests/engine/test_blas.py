@@ -8,26 +8,27 @@ import sys
 from pathlib import Path
 
 import pytest
+from threadpoolctl import ThreadpoolController
 
 from headway.engine import build
-from headway.engine.blas import Blas
 from tests.serve.conftest import write_tiny_checkpoint
 
 SCRIPT = """
 import sys
+from threadpoolctl import ThreadpoolController
 from headway import LLM
-from headway.engine.blas import Blas
-blas = Blas()
-if not blas.found:
-    sys.exit("not found")
-blas.use(4)
+blas, *_ = ThreadpoolController().select(user_api="blas").lib_controllers
+blas.set_num_threads(4)
 for threads in (1, 3, None):
     with LLM(sys.argv[1], backend="reference", threads=threads, kv_cache_gib=0.01):
-        print(threads, blas.threads)
+        print(threads, blas.num_threads)
 """
 
 
-@pytest.mark.skipif(not Blas().found, reason="this numpy's library cannot be told")
+BLAS = ThreadpoolController().select(user_api="blas").lib_controllers
+
+
+@pytest.mark.skipif(not BLAS, reason="this numpy's library cannot be told")
 def test_threads_are_those_of_numpy_too(tmp_path: Path) -> None:
     write_tiny_checkpoint(tmp_path)
     shown = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True)
@@ -39,7 +40,9 @@ def test_threads_are_those_of_numpy_too(tmp_path: Path) -> None:
 def test_a_library_that_cannot_be_told_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("headway.engine.blas._libraries", list)
+    monkeypatch.setattr(
+        ThreadpoolController, "select", lambda self, user_api: ThreadpoolController._from_controllers([])
+    )
     with caplog.at_level(logging.WARNING):
         build._limit_blas(None, 2)
         assert caplog.text == ""

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from threadpoolctl import ThreadpoolController
 
 from headway import __version__
 from headway.core.clock import to_ps
 from headway.core.errors import BadInput
 from headway.core.events import EventLog, Fold, Header
 from headway.core.step import Capabilities
-from headway.engine.blas import Blas
 from headway.engine.event_file import EventWriter
 from headway.engine.loop import EngineLoop
 from headway.engine.machine import free_memory, usable_cores, wall_clock
@@ -138,12 +138,12 @@ def make_backend(
 
 
 def _limit_blas(asked: int | None, threads: int) -> None:
-    """Let numpy use the threads that were asked for; without a word, at most those this process may use."""
-    blas = Blas()
-    known = blas.threads
-    if known is not None and (asked is not None or known > threads):
-        blas.use(threads)
-    elif known is None and asked is not None:
+    """Let numpy use the threads that were asked for; by default, at most those this process may use."""
+    libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+    for library in libraries:
+        if asked is not None or library.num_threads > threads:
+            library.set_num_threads(threads)
+    if asked is not None and not libraries:
         logger.warning("--threads does not reach numpy's linear algebra here; set OMP_NUM_THREADS=%d instead", asked)
 
 
