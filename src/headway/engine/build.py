@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 PROMPT_LOGITS = 64  # prompt positions per step whose logits are kept for prompt_logprobs
 STABLE_BLOCKS = (32, 64, 128, 256)  # divide the native kernels' SPLIT, and are no smaller than their vectors
-PREFIX_TTL_SECONDS = 30 * 60.0  # an unused cached prefix is forgotten after this
 
 
 class Engine:
@@ -176,7 +175,7 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
     tokenizer = Tokenizer(model.info.tokenizer)
     profile = saved_profile()
     budget, timing = _budget(options, model, backend, profile)
-    ttl = to_ps(PREFIX_TTL_SECONDS)
+    ttl = to_ps(options.prefix_ttl)
     log = EventLog(*subscribers)
     resources = ExitStack()
     if options.event_log is not None:

@@ -136,6 +136,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             least=1,
         ),
     ] = 32
+    prefix_ttl: Annotated[float, Option("Seconds after which an unused cached prefix is forgotten.", above=0)] = 1800.0
     policy: Annotated[
         str,
         Option(
