@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ sys.path.insert(0, str(ROOT))
 from headway.client.watch import parse  # noqa: E402
 from headway.core.request import SamplingParams  # noqa: E402
 from headway.engine.messages import Delta  # noqa: E402
-from headway.serve.shapes import ChatChoice, Header  # noqa: E402
+from headway.serve.answer import Answer, Prompt, Query  # noqa: E402
+from headway.serve.dialects.openai.format import ChatFormat  # noqa: E402
 
 WORDS = "the quick brown fox jumps over a lazy dog while seventeen ships sail to distant harbours "
 PROMPT = "Tell me a long story about a fox, number {}."
@@ -51,12 +53,16 @@ def waited_ms(pid: int) -> float:
 
 def chunk_microseconds(rounds: int = 100_000) -> float:
     """CPU to turn one delta into one event."""
-    choice = ChatChoice(Header("chatcmpl-0", "model", 0, "chat.completion"), None, 0, None, True)  # type: ignore[arg-type]
+    query = Query(
+        params=SamplingParams(), field="messages", id_prefix="chatcmpl-", format=partial(ChatFormat, None, None, True)  # type: ignore[arg-type]
+    )  # fmt: skip
+    answer = Answer(query, [(Prompt((1,)), 1)], "model", "", 0)
+    format, (choice,) = query.format(answer), answer.choices
     delta = Delta(id="a", choice=0, at=0, tokens=(1,), text=" story")
-    choice.chunk(delta)
+    format.chunk(choice, delta)
     begin = time.process_time()
     for _ in range(rounds):
-        choice.chunk(delta)
+        format.chunk(choice, delta)
     return (time.process_time() - begin) / rounds * 1e6
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from starlette.requests import ClientDisconnect
 
-from headway.core.request import Finish
+from headway.core.request import Finish, SamplingParams
 from headway.engine.messages import Delta, Refused
 from headway.serve import generate
+from headway.serve.answer import Answer, Message, Query
+from headway.serve.dialects.openai.format import ChatFormat
 from headway.serve.errors import ApiError
-from headway.serve.generate import Generation, Job, chat_job
+from headway.serve.generate import Generation
 from headway.serve.link import Inbox
-from headway.serve.openai import ChatRequest, Message
-from headway.serve.sse import KEEP_ALIVE
 from headway.serve.text import PromptReader
 from tests.serve.scripted import ByteTokenizer
 
@@ -64,16 +65,19 @@ class Http:
         return b"".join(message.get("body", b"") for message in self.messages)
 
 
-def job(stream: bool) -> Job:
-    request = ChatRequest(messages=[Message(role="user", content="a")], stream=stream)
-    return chat_job(request, PromptReader(ByteTokenizer(), 100), "m", "")
+def answer(stream: bool) -> Answer:
+    query = Query(
+        messages=[Message("user", "a")], params=SamplingParams(), stream=stream, field="messages", id_prefix="",
+        format=partial(ChatFormat, ByteTokenizer(), None, False),
+    )  # fmt: skip
+    return PromptReader(ByteTokenizer(), 100).answer(query, "m", "", 0)
 
 
 def play(
-    scene: Callable[[Link, Http, Job, asyncio.Task[None]], Awaitable[None]], stream: bool = True
+    scene: Callable[[Link, Http, Answer, asyncio.Task[None]], Awaitable[None]], stream: bool = True
 ) -> tuple[Link, Http]:
     async def run() -> tuple[Link, Http]:
-        link, client, work = Link(), Http(), job(stream)
+        link, client, work = Link(), Http(), answer(stream)
         task = asyncio.create_task(Generation(link, work)({}, client.receive, client.send))  # type: ignore[arg-type]
         async with asyncio.timeout(5):
             await asyncio.sleep(0.01)
@@ -89,12 +93,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(generate, f"{name}_SECONDS", seconds)
 
 
-def delta(work: Job, text: str, finish: str | None = None) -> Delta:
+def delta(work: Answer, text: str, finish: str | None = None) -> Delta:
     return Delta(work.submits[0].id, 0, 0, (1,), text, finish=Finish(finish) if finish else None)
 
 
 def test_a_silent_stream_opens_and_says_so_now_and_then() -> None:
-    async def scene(link: Link, client: Http, work: Job, task: asyncio.Task[None]) -> None:
+    async def scene(link: Link, client: Http, work: Answer, task: asyncio.Task[None]) -> None:
         await asyncio.sleep(0.3)
         assert client.messages[0]["status"] == 200
         link.play(delta(work, "hi"))
@@ -103,8 +107,8 @@ def test_a_silent_stream_opens_and_says_so_now_and_then() -> None:
         await task
 
     link, client = play(scene)
-    assert client.body.startswith(KEEP_ALIVE * 2)
-    assert client.body.count(KEEP_ALIVE) <= 8
+    assert client.body.startswith(ChatFormat.keep_alive * 2)
+    assert client.body.count(ChatFormat.keep_alive) <= 8
     assert b'"content":"hi"' in client.body and client.body.endswith(b"data: [DONE]\n\n")
     assert link.closed == link.opened
 
@@ -115,7 +119,7 @@ def test_who_left_before_the_engine_was_asked_costs_it_nothing(stream: bool) -> 
         link, client = Link(), Http()
         client.gone.set()
         with pytest.raises(ClientDisconnect):
-            await Generation(link, job(stream))({}, client.receive, client.send)  # type: ignore[arg-type]
+            await Generation(link, answer(stream))({}, client.receive, client.send)  # type: ignore[arg-type]
         return link
 
     assert asyncio.run(run()).opened == []
@@ -123,7 +127,7 @@ def test_who_left_before_the_engine_was_asked_costs_it_nothing(stream: bool) -> 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_leaves_is_noticed_without_a_further_output(stream: bool) -> None:
-    async def scene(link: Link, client: Http, work: Job, task: asyncio.Task[None]) -> None:
+    async def scene(link: Link, client: Http, work: Answer, task: asyncio.Task[None]) -> None:
         link.play(delta(work, "hi"))
         await asyncio.sleep(0.01)
         client.gone.set()
@@ -135,7 +139,7 @@ def test_who_leaves_is_noticed_without_a_further_output(stream: bool) -> None:
 
 
 def test_who_takes_nothing_is_given_up() -> None:
-    async def scene(link: Link, client: Http, work: Job, task: asyncio.Task[None]) -> None:
+    async def scene(link: Link, client: Http, work: Answer, task: asyncio.Task[None]) -> None:
         link.play(delta(work, "hi"))
         await asyncio.sleep(0.01)
         client.reading.clear()
@@ -148,7 +152,7 @@ def test_who_takes_nothing_is_given_up() -> None:
 
 
 def test_who_is_slow_gets_everything_in_larger_pieces() -> None:
-    async def scene(link: Link, client: Http, work: Job, task: asyncio.Task[None]) -> None:
+    async def scene(link: Link, client: Http, work: Answer, task: asyncio.Task[None]) -> None:
         link.play(delta(work, "0"))
         await asyncio.sleep(0.01)
         client.reading.clear()
@@ -165,7 +169,7 @@ def test_who_is_slow_gets_everything_in_larger_pieces() -> None:
 
 
 def test_a_refusal_before_the_first_byte_has_its_own_status() -> None:
-    async def scene(link: Link, client: Http, work: Job, task: asyncio.Task[None]) -> None:
+    async def scene(link: Link, client: Http, work: Answer, task: asyncio.Task[None]) -> None:
         link.play(Refused(work.submits[0].id, "the queue is full", "queue_full", 503))
         with pytest.raises(ApiError) as caught:
             await task
@@ -176,7 +180,7 @@ def test_a_refusal_before_the_first_byte_has_its_own_status() -> None:
 
 
 def test_an_error_after_the_first_byte_is_the_last_event() -> None:
-    async def scene(link: Link, client: Http, work: Job, task: asyncio.Task[None]) -> None:
+    async def scene(link: Link, client: Http, work: Answer, task: asyncio.Task[None]) -> None:
         link.play(delta(work, "hi"))
         await asyncio.sleep(0.01)
         link.play(delta(work, "", "error"))

@@ -14,10 +14,10 @@ from headway.core.step import Seconds, StepShape, TokenLogprobs
 from headway.engine.ipc import Status
 from headway.engine.messages import Submit
 from headway.serve.admission import MAX_RETRY_AFTER, Backlog
+from headway.serve.dialects.openai.logprobs import CompletionLogprobs, chat_entries, joined
+from headway.serve.encode import Template, event, hole
 from headway.serve.errors import ApiError
-from headway.serve.logprobs import CompletionLogprobs, chat_entries, joined
 from headway.serve.metrics import Histogram, HttpDone, Metrics
-from headway.serve.sse import Template, event
 from tests.serve.conftest import parse_metrics
 from tests.serve.scripted import ByteTokenizer
 
@@ -127,7 +127,7 @@ def test_a_histograms_buckets_are_cumulative_and_inclusive() -> None:
 
 @pytest.mark.parametrize("text", ["", "plain", '"quoted"\\', "line\nend\r", "\u2028\u2029\x85", "\x00hole\x001", "🙂"])
 def test_a_template_is_the_event_it_was_made_from(text: str) -> None:
-    template = Template({"a": [Template.hole(0), {"b": Template.hole(1)}], "c": "\x00hole"}, 2)
+    template = Template(event({"a": [hole(0), {"b": hole(1)}], "c": "\x00hole"}), 2)
     data = template.fill(json.dumps(text).encode(), b"[1, null]")
     assert json.loads(data.decode().removeprefix("data: ")) == {"a": [text, {"b": [1, None]}], "c": "\x00hole"}
     assert json.loads(event({"t": text}).decode().removeprefix("data: ")) == {"t": text}

@@ -313,7 +313,7 @@ def test_an_error_keeps_no_paths_addresses_or_control_characters() -> None:
 
 
 def test_503_always_says_when_to_come_back() -> None:
-    assert ApiError(503, "full").response().headers["retry-after"] == "1"
+    assert ApiError(503, "full").response({}).headers["retry-after"] == "1"
 
 
 def _read_all(raw: socket.socket) -> bytes:

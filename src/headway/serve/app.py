@@ -16,20 +16,23 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import headway
-from headway.core.errors import BadInput, HeadwayError
+from headway.core.errors import HeadwayError
 from headway.engine.ipc import Ready
+from headway.engine.machine import wall_clock
+from headway.serve.answer import Answer, Query
 from headway.serve.auth import Keys, check_host, header
+from headway.serve.dialect import Dialect, Endpoint
+from headway.serve.dialects import DIALECTS
+from headway.serve.encode import json_bytes
 from headway.serve.errors import ApiError, from_headway, from_msgspec
-from headway.serve.generate import Generation, Job, chat_job, completion_job
+from headway.serve.generate import Generation
 from headway.serve.limits import BodyBudget, check_headers, check_json
 from headway.serve.link import EngineLink
 from headway.serve.metrics import CONTENT_TYPE, HttpDone, Metrics
-from headway.serve.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from headway.serve.openapi import document
-from headway.serve.sse import json_bytes
 from headway.serve.text import PromptReader, Text
 
 LIVENESS = "/health"  # the one route that needs no key
@@ -37,8 +40,6 @@ CLIENT_GONE = 499  # counted, never sent
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 log = logging.getLogger("headway.serve")
 T = TypeVar("T")
-Asked = TypeVar("Asked", ChatRequest, CompletionRequest)
-Body = TypeVar("Body", ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 
 
 class Phase(Enum):
@@ -49,7 +50,7 @@ class Phase(Enum):
 
 
 class Api:
-    """The handlers and what they share.
+    """The handlers and what they share; a `Host` to the dialects.
 
     Args:
         model: the name clients use.
@@ -58,7 +59,6 @@ class Api:
 
     Attributes:
         phase: what the server is doing; set by `lifecycle`.
-        active: generating requests between body and last byte.
     """
 
     def __init__(
@@ -67,31 +67,24 @@ class Api:
         self._link = link
         self._metrics = metrics
         self._budget = budget
-        self._created = created
         self._stall_seconds = stall_seconds
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="text")
         self._reader: PromptReader | None = None
-        self._ready: Ready | None = None
         self._document = document()
-        self._decoders: dict[type, Any] = {}
         self.model = model
+        self.created = created
+        self.ready: Ready | None = None
         self.phase = Phase.LOADING
-        self.active = 0
 
     def opened(self, text: Text, ready: Ready) -> None:
         """The model is loaded: accept requests."""
         self._reader = PromptReader(text, ready.max_model_len)
-        self._ready = ready
+        self.ready = ready
         self.phase = Phase.READY
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/v1/models", self.models),
-            Route("/v1/models/{id:path}", self.one_model),
-            Route("/tokenize", self.tokenize, methods=["POST"]),
-            Route("/detokenize", self.detokenize, methods=["POST"]),
+            *[self._route(endpoint) for dialect in DIALECTS for endpoint in dialect.endpoints],
             Route(LIVENESS, self.health),
             Route("/ready", self.readiness),
             Route("/metrics", self.metrics),
@@ -99,30 +92,40 @@ class Api:
             Route("/openapi.json", self.openapi),
         ]
 
-    # Generating
+    # Routes of the dialects
 
-    async def chat(self, request: Request) -> Response | Tracked:
-        return await self._generate(request, ChatRequest, chat_job)
+    def _route(self, endpoint: Endpoint) -> Route:
+        if endpoint.body is None:
 
-    async def completions(self, request: Request) -> Response | Tracked:
-        return await self._generate(request, CompletionRequest, completion_job)
+            async def get(request: Request) -> Response:
+                return _json(endpoint.answer(request.path_params, self))
 
-    async def _generate(
-        self, request: Request, kind: type[Asked], make: Callable[[Asked, PromptReader, str, str], Job]
-    ) -> Tracked:
-        reader = self._accepting()
+            return Route(endpoint.path, get)
+        decoder = msgspec.json.Decoder(endpoint.body)
+
+        async def post(request: Request) -> ASGIApp:
+            return await self._post(request, endpoint, decoder)
+
+        return Route(endpoint.path, post, methods=["POST"])
+
+    async def _post(self, request: Request, endpoint: Endpoint, decoder: msgspec.json.Decoder[Any]) -> ASGIApp:
+        reader = self.reader
         tenant = request.scope["headway.tenant"]
 
-        def prepare(body: Asked) -> Job:
-            body.check()
-            self._check_model(body.model)
-            return make(body, reader, self.model, tenant)
+        def work(raw: bytes) -> Any:
+            arrival = wall_clock().now()  # queueing in this process and tokenising are part of the wait
+            value = endpoint.answer(_decoded(raw, decoder), self)
+            return reader.answer(value, self.model, tenant, arrival) if isinstance(value, Query) else value
 
-        job = await self._parsed(request, kind, prepare)
-        self._accepting()  # it may have begun to drain meanwhile
-        return Tracked(self, Generation(self._link, job))
+        async with self._budget.read(request) as raw:
+            value = await asyncio.get_running_loop().run_in_executor(self._pool, work, raw)
+        if not isinstance(value, Answer):
+            return _json(value)
+        _ = self.reader  # it may have begun to drain meanwhile
+        return Generation(self._link, value)
 
-    def _accepting(self) -> PromptReader:
+    @property
+    def reader(self) -> PromptReader:
         """
         Raises:
             ApiError: 503, requests are not accepted now.
@@ -135,76 +138,15 @@ class Api:
             raise ApiError(503, "the engine has stopped", code="engine_dead", retry_after=10)
         return self._reader
 
-    def _check_model(self, model: str | None) -> None:
+    def check_model(self, model: str | None) -> None:
+        """
+        Raises:
+            ApiError: 404, a model this server does not have.
+        """
         if model is not None and model != self.model:
             raise ApiError(404, f"model: this server has {self.model!r} only", param="model", code="model_not_found")
 
-    async def _parsed(self, request: Request, kind: type[Body], then: Callable[[Body], T]) -> T:
-        """Read and decode the body and run `then` on it; everything but the reading in the thread pool.
-
-        Raises:
-            ApiError, HeadwayError: the body is at fault.
-        """
-        if kind not in self._decoders:
-            self._decoders[kind] = msgspec.json.Decoder(kind)
-        decoder = self._decoders[kind]
-
-        def work(raw: bytes) -> T:
-            check_json(raw)
-            try:
-                body = decoder.decode(raw)
-            except msgspec.DecodeError as error:
-                raise from_msgspec(error) from None
-            except RecursionError:
-                raise ApiError(400, "the body nests too deep", code="too_deep") from None
-            return then(body)
-
-        async with self._budget.read(request) as raw:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work, raw)
-
-    # Text
-
-    async def tokenize(self, request: Request) -> Response:
-        reader = self._accepting()
-
-        def work(body: TokenizeRequest) -> dict[str, Any]:
-            self._check_model(body.model)
-            if (body.prompt is None) == (body.messages is None):
-                raise BadInput("prompt", "give either prompt or messages")
-            if body.messages is not None:
-                tokens = reader.chat(body.messages)
-            else:
-                tokens = reader.text_tokens(body.prompt or "", body.add_special_tokens is not False)
-            return {"count": len(tokens), "max_model_len": reader.max_model_len, "tokens": tokens}
-
-        return _json(await self._parsed(request, TokenizeRequest, work))
-
-    async def detokenize(self, request: Request) -> Response:
-        reader = self._accepting()
-
-        def work(body: DetokenizeRequest) -> dict[str, Any]:
-            self._check_model(body.model)
-            reader.check_ids(body.tokens, "tokens")
-            return {"prompt": reader.text.decode(body.tokens, skip_special=False)}
-
-        return _json(await self._parsed(request, DetokenizeRequest, work))
-
     # About the server
-
-    async def models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [self._model()]})
-
-    async def one_model(self, request: Request) -> Response:
-        self._check_model(request.path_params["id"])
-        return _json(self._model())
-
-    def _model(self) -> dict[str, Any]:
-        model: dict[str, Any] = {"id": self.model, "object": "model", "created": self._created, "owned_by": "headway"}
-        if self._ready is not None:
-            context = self._ready.max_model_len
-            meta = {"n_ctx_train": context, "n_ctx": context, "n_vocab": self._ready.vocab_size}
-            model |= {"root": self._ready.model, "parent": None, "max_model_len": context, "meta": meta}
-        return model
 
     async def health(self, request: Request) -> Response:
         """Whether the process lives and its engine steps on: read, never asked of the engine."""
@@ -218,7 +160,7 @@ class Api:
         return _json(body, 200 if good else 503)
 
     async def readiness(self, request: Request) -> Response:
-        self._accepting()
+        _ = self.reader
         return _json({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
@@ -227,8 +169,8 @@ class Api:
             "seconds_since_step": self._link.idle_seconds(),
             "queue_requests": float(len(self._link.backlog)),
             "queue_prompt_tokens": float(self._link.backlog.tokens),
-            "http_active": float(self.active),
-            "step_times_are_estimates": float(self._ready is not None and self._ready.step_times == "estimate"),
+            "http_active": float(self._link.active),
+            "step_times_are_estimates": float(self.ready is not None and self.ready.step_times == "estimate"),
         }
         return Response(self._metrics.render(self._link.status, gauges), media_type=CONTENT_TYPE)
 
@@ -242,23 +184,22 @@ class Api:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-class Tracked:
-    """A generation that counts as active while it is answered."""
-
-    def __init__(self, api: Api, generation: Generation) -> None:
-        self._api = api
-        self._generation = generation
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._api.active += 1
-        try:
-            await self._generation(scope, receive, send)
-        finally:
-            self._api.active -= 1
+def _decoded(raw: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
+    """
+    Raises:
+        ApiError: the body is at fault.
+    """
+    check_json(raw)
+    try:
+        return decoder.decode(raw)
+    except msgspec.DecodeError as error:
+        raise from_msgspec(error) from None
+    except RecursionError:
+        raise ApiError(400, "the body nests too deep", code="too_deep") from None
 
 
 class Gate:
-    """The ASGI app: caps, host rule and key before any route; request id and OpenAI's error shape after.
+    """The ASGI app: caps, host rule and key before any route; request id and the dialect's error shape after.
 
     A failure after the first byte of an answer closes the connection: the client must not take it for complete.
     """
@@ -266,8 +207,9 @@ class Gate:
     def __init__(self, api: Api, keys: Keys) -> None:
         self._keys = keys
         self._fold = api._metrics.fold
-        self._router = Router(api.routes(), redirect_slashes=False)
-        self._paths = {route.path for route in api.routes()}
+        routes = api.routes()
+        self._router = Router(routes, redirect_slashes=False)
+        self._labels = {path.partition("{")[0]: path.replace(":path}", "}") for path in (r.path for r in routes)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -290,9 +232,10 @@ class Gate:
         except Exception as error:
             if status != CLIENT_GONE:  # the answer has begun
                 raise
-            await self._answer(error, id)(scope, receive, reply)
+            failed = _as_api_error(error, id)
+            await failed.response(_dialect(scope["path"]).error(failed))(scope, receive, reply)
         finally:
-            self._fold(HttpDone(self._route(scope["path"]), status))
+            self._fold(HttpDone(self._label(scope["path"]), status))
 
     async def _guarded(self, scope: Scope, receive: Receive, reply: Callable[[Message], Awaitable[None]]) -> None:
         headers = scope["headers"]
@@ -302,19 +245,24 @@ class Gate:
         scope["app"] = self  # makes Starlette's router raise HTTPException instead of answering in plain text
         await self._router(scope, receive, reply)
 
-    def _answer(self, error: Exception, id: bytes) -> Response:
-        if isinstance(error, HeadwayError):
-            return from_headway(error).response()
-        if isinstance(error, HTTPException):
-            return ApiError(error.status_code, error.detail, headers=dict(error.headers or {})).response()
-        log.exception("request %s failed", id.decode(), exc_info=error)
-        return ApiError(500, f"internal error; the server's log has it under request {id.decode()}").response()
+    def _label(self, path: str) -> str:
+        """A route's path as a label of few values."""
+        start = path if path in self._labels else path[: path.rfind("/") + 1]
+        return self._labels.get(start, "other")
 
-    def _route(self, path: str) -> str:
-        """A label of few values."""
-        if path in self._paths:
-            return path
-        return "/v1/models/{id}" if path.startswith("/v1/models/") else "other"
+
+def _dialect(path: str) -> Dialect:
+    """Whose errors a path has."""
+    return max((one for one in DIALECTS if path.startswith(one.prefix)), key=lambda one: len(one.prefix))
+
+
+def _as_api_error(error: Exception, id: bytes) -> ApiError:
+    if isinstance(error, HeadwayError):
+        return from_headway(error)
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, error.detail, headers=dict(error.headers or {}))
+    log.exception("request %s failed", id.decode(), exc_info=error)
+    return ApiError(500, f"internal error; the server's log has it under request {id.decode()}")
 
 
 def _request_id(scope: Scope) -> bytes:

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`, with a bounded, sanitised text.
+"""Errors as answers, whatever their dialect: a status, a bounded and sanitised sentence, and the field to blame.
 
 A client's mistake is never a 5xx: SDKs resend those. A 503 always carries Retry-After.
 """
@@ -19,19 +19,6 @@ _PATH = re.compile(r"(?<![\w.:/])/(?!v1/)[\w.+-]+(?:/[\w.+-]+)+")
 _AT = re.compile(r" - at `\$\.?([^`]*)`")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
-
-TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    408: "timeout_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
-    431: "invalid_request_error",
-    503: "overloaded_error",
-}
 
 
 class ApiError(HeadwayError):
@@ -61,21 +48,12 @@ class ApiError(HeadwayError):
         self.retry_after = 1 if status == 503 and retry_after is None else retry_after
         self.headers = headers or {}
 
-    def body(self) -> dict[str, object]:
-        return {
-            "error": {
-                "message": clean(str(self)),
-                "type": TYPES.get(self.status, "server_error"),
-                "param": None if self.param is None else clean(self.param, 200),
-                "code": self.code,
-            }
-        }
-
-    def response(self) -> Response:
+    def response(self, body: object) -> Response:
+        """The answer; `body` is the error as a dialect spells it."""
         headers = dict(self.headers)
         if self.retry_after is not None:
             headers["retry-after"] = str(self.retry_after)
-        return Response(msgspec.json.encode(self.body()), self.status, headers, "application/json")
+        return Response(msgspec.json.encode(body), self.status, headers, "application/json")
 
 
 def clean(text: str, limit: int = MAX_MESSAGE) -> str:

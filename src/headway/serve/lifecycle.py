@@ -215,19 +215,19 @@ class _Life:
         """Let running requests finish, up to the deadline; new ones are answered 503 meanwhile."""
         seconds = self._options.shutdown_timeout
         self._api.phase = Phase.DRAINING
-        if self._api.active:
+        if self._link.active:
             self._options.say(
-                f"stopping: {self._api.active} requests get up to {seconds:g} s; a second signal stops now"
+                f"stopping: {self._link.active} requests get up to {seconds:g} s; a second signal stops now"
             )
         end = time.monotonic() + seconds
-        while self._api.active and time.monotonic() < end and not self._link.failed:
+        while self._link.active and time.monotonic() < end and not self._link.failed:
             await asyncio.sleep(POLL_SECONDS)
-        if self._api.active:
+        if self._link.active:
             problem = "the server stopped before the request was complete"
             self._link.end_all(ApiError(503, problem, code="shutting_down", retry_after=10))
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
-                    while self._api.active:
+                    while self._link.active:
                         await asyncio.sleep(POLL_SECONDS)
 
     async def _sample_lag(self) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from headway.core.errors import EngineDead, HeadwayError
-from headway.core.events import AnyEvent
+from headway.core.events import Admitted, AnyEvent
 from headway.engine.ipc import Channel, Failed, Ready, Status, Stop, Turn, make_folder
-from headway.engine.messages import Cancel, Delta, Output, Refused, Submit
+from headway.engine.messages import Cancel, Delta, Refused, Submit
 from headway.serve.admission import Backlog
 
 STOP_SECONDS = 5.0  # the engine gets this long to exit by itself
@@ -24,6 +24,7 @@ class Inbox:
     Attributes:
         submits: what is asked of the engine.
         pending: how many choices of each are not finished yet.
+        admitted: when the engine gave the first of them cache blocks, ps; None = not yet.
         client_gone: the client has left; nothing more will be read.
         error: why nothing more will come (the engine has ended, the server stops); None while something may.
     """
@@ -31,12 +32,13 @@ class Inbox:
     def __init__(self, submits: Sequence[Submit]) -> None:
         self.submits = submits
         self.pending = {submit.id: submit.params.n for submit in submits}
+        self.admitted: int | None = None
         self.client_gone = False
         self.error: HeadwayError | None = None
-        self._outputs: list[Output] = []
+        self._outputs: list[Delta | Refused] = []
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, output: Output) -> None:
+    def put(self, output: Delta | Refused) -> None:
         """Add an output; `wake` once after the last one of a turn."""
         self._outputs.append(output)
         if isinstance(output, Refused):
@@ -56,7 +58,7 @@ class Inbox:
         """Something came that was not taken yet."""
         return bool(self._outputs)
 
-    async def take(self) -> list[Output]:
+    async def take(self) -> list[Delta | Refused]:
         """All outputs since the last call; [] if it was woken without one, or the client has left.
 
         Raises:
@@ -97,7 +99,8 @@ class EngineLink:
         self._command = list(command)
         self._options = options
         self._on_event = on_event
-        self._inboxes: dict[str, Inbox] = {}
+        self._inboxes: dict[str, Inbox] = {}  # by request
+        self._open: set[Inbox] = set()
         self._settled = asyncio.Event()
         self._ended = asyncio.Event()
         self.backlog = backlog
@@ -139,9 +142,14 @@ class EngineLink:
 
     def end_all(self, error: HeadwayError) -> None:
         """End every waiting request with `error`."""
-        for inbox in set(self._inboxes.values()):
+        for inbox in self._open:
             inbox.error = error
             inbox.wake()
+
+    @property
+    def active(self) -> int:
+        """Inboxes that are open: requests between admission and last byte."""
+        return len(self._open)
 
     def idle_seconds(self) -> float:
         """Seconds since the last turn, if the engine has work; 0 if it has none."""
@@ -160,6 +168,7 @@ class EngineLink:
         self.backlog.check(inbox.submits, now)
         if not self._inboxes:
             self.turned = now
+        self._open.add(inbox)
         for submit in inbox.submits:
             self._channel.send(submit)
             self._inboxes[submit.id] = inbox
@@ -167,6 +176,7 @@ class EngineLink:
 
     def close(self, inbox: Inbox) -> None:
         """Stop listening; what is unfinished is cancelled. Idempotent."""
+        self._open.discard(inbox)
         for id in list(inbox.pending):
             if self._inboxes.pop(id, None) is not None:
                 self.backlog.gone(id)
@@ -200,6 +210,9 @@ class EngineLink:
         for event in turn.events:
             self.backlog.fold(event, self.turned)
             self._on_event(event)
+            inbox = self._inboxes.get(event.id) if isinstance(event, Admitted) else None
+            if inbox is not None:
+                inbox.admitted = inbox.admitted or event.now
         for output in turn.outputs:
             inbox = self._inboxes.get(output.id)
             if inbox is None:  # cancelled meanwhile

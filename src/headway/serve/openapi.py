@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 
 import headway
-from headway.serve.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from headway.serve.dialects import DIALECTS
 
-_BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -35,15 +34,18 @@ _BUSY = {
 
 def document() -> bytes:
     """The document as JSON."""
-    schemas, components = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
-    chat, completion, tokenize, detokenize = schemas
-    paths = {
-        "/v1/chat/completions": _post("Answer a conversation.", chat, stream=True),
-        "/v1/completions": _post("Continue a text.", completion, stream=True),
-        "/tokenize": _post("Ids of a text or conversation.", tokenize),
-        "/detokenize": _post("Text of ids.", detokenize),
-        "/v1/models": _get("The model this server has."),
-        "/v1/models/{id}": _get("One model.", "id"),
+    endpoints = [endpoint for dialect in DIALECTS for endpoint in dialect.endpoints]
+    bodies = [endpoint.body for endpoint in endpoints if endpoint.body is not None]
+    schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(bodies, schemas, strict=True))
+    paths = {}
+    for endpoint in endpoints:
+        path = endpoint.path.replace(":path}", "}")
+        if endpoint.body is None:
+            paths[path] = _get(endpoint.summary, parameter=path.partition("{")[2].rstrip("}"))
+        else:
+            paths[path] = _post(endpoint.summary, schema_of[endpoint.body], endpoint.stream_type)
+    paths |= {
         "/health": _get("Liveness: the engine steps on. Needs no key.", open_to_all=True),
         "/ready": _get("Readiness: requests are accepted."),
         "/metrics": _get("Prometheus metrics.", kind="text/plain"),
@@ -73,10 +75,10 @@ def _responses(kinds: dict[str, Any], errors: dict[str, str]) -> dict[str, Any]:
     return {"200": {"description": "The answer.", "content": kinds}, **failures, "503": _BUSY}
 
 
-def _post(summary: str, schema: dict[str, Any], stream: bool = False) -> dict[str, Any]:
+def _post(summary: str, schema: dict[str, Any], stream_type: str) -> dict[str, Any]:
     kinds: dict[str, Any] = {"application/json": {}}
-    if stream:
-        kinds["text/event-stream"] = {"schema": {"type": "string"}}
+    if stream_type:
+        kinds[stream_type] = {"schema": {"type": "string"}}
     errors = {
         "400": "A field is wrong, unknown, or not supported.",
         "401": "No key, or a wrong one.",
@@ -93,11 +95,11 @@ def _post(summary: str, schema: dict[str, Any], stream: bool = False) -> dict[st
 
 
 def _get(
-    summary: str, parameter: str | None = None, kind: str = "application/json", open_to_all: bool = False
+    summary: str, parameter: str = "", kind: str = "application/json", open_to_all: bool = False
 ) -> dict[str, Any]:
     errors = {"401": "No key, or a wrong one.", "403": "A foreign host or page.", "404": "No such thing."}
     get: dict[str, Any] = {"summary": summary, "responses": _responses({kind: {}}, errors)}
-    if parameter is not None:
+    if parameter:
         get["parameters"] = [{"name": parameter, "in": "path", "required": True, "schema": {"type": "string"}}]
     if open_to_all:
         get["security"] = []

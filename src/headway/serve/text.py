@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from headway.core.errors import BadInput
+from headway.serve.answer import Answer, Message, Prompt, Query
 from headway.serve.errors import ApiError
-from headway.serve.openai import MAX_MESSAGES, Message
 
+MAX_MESSAGES = 4096
 ROLES = ("system", "developer", "user", "assistant")
 
 
@@ -43,11 +44,8 @@ def template_messages(messages: Sequence[Message], knows_developer: bool) -> lis
 
     The `developer` role becomes `system` where the template does not know it; then all system texts are joined into one
     first message, because templates accept a system message only there.
-
-    Raises:
-        ApiError: a role or a content part this server does not know, or tool calls.
     """
-    plain = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    plain = [_plain(message) for message in messages]
     if knows_developer or not any(message["role"] == "developer" for message in plain):
         return plain
     system = [message["content"] for message in plain if message["role"] in ("system", "developer")]
@@ -55,40 +53,13 @@ def template_messages(messages: Sequence[Message], knows_developer: bool) -> lis
     return [{"role": "system", "content": "\n\n".join(system)}, *rest]
 
 
-def _plain(message: Message, where: str) -> dict[str, Any]:
-    if message.role not in ROLES:
-        problem = "tools are not supported by this server" if message.role in ("tool", "function") else "unknown role"
-        raise ApiError(
-            400, f"{where}.role: {problem}; use one of {', '.join(ROLES)}", param=f"{where}.role", code="invalid_value"
-        )
-    for field in ("tool_calls", "tool_call_id", "function_call", "audio"):
-        if getattr(message, field) not in (None, []):
-            param = f"{where}.{field}"
-            raise ApiError(400, f"{param}: not supported by this server; leave it out", param=param, code="unsupported")
-    if message.content is None and message.role != "assistant":
-        raise BadInput(f"{where}.content", "the field is required")
-    plain: dict[str, Any] = {"role": message.role, "content": _content(message, f"{where}.content")}
+def _plain(message: Message) -> dict[str, Any]:
+    plain: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         plain["name"] = message.name
-    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
-    if reasoning is not None:
-        plain["reasoning_content"] = reasoning
+    if message.reasoning is not None:
+        plain["reasoning_content"] = message.reasoning
     return plain
-
-
-def _content(message: Message, where: str) -> str:
-    if isinstance(message.content, list):
-        texts = []
-        for index, part in enumerate(message.content):
-            param = f"{where}[{index}]"
-            if part.type != "text":
-                problem = f"parts of type {part.type[:40]!r} are not supported by this server; send text"
-                raise ApiError(400, f"{param}: {problem}", param=param, code="unsupported")
-            if part.text is None:
-                raise BadInput(f"{param}.text", "the field is required")
-            texts.append(part.text)
-        return "\n".join(texts)  # as the Python API and vLLM do
-    return message.content or ""
 
 
 class PromptReader:
@@ -103,14 +74,28 @@ class PromptReader:
         self.text = text
         self.max_model_len = max_model_len
 
+    def answer(self, query: Query, model: str, tenant: str, arrival: int) -> Answer:
+        """A query, tokenised and ready for the engine. Arguments as of `Answer`.
+
+        Raises:
+            HeadwayError: the request is at fault.
+        """
+        if query.messages is not None:
+            tokenised = [Prompt(self.chat(query.messages))]
+        else:
+            tokenised = [self._prompt(prompt, query.echo) for prompt in query.prompts]
+        rooms = [self._room(len(prompt.tokens), query) for prompt in tokenised]
+        return Answer(query, list(zip(tokenised, rooms, strict=True)), model, tenant, arrival)
+
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Ids of a conversation, ready for the assistant's turn."""
         if not 0 < len(messages) <= MAX_MESSAGES:
             raise BadInput("messages", f"give 1 to {MAX_MESSAGES} messages")
         plain = template_messages(messages, self.text.knows_developer)
         self._check_length(sum(len(message["content"]) for message in plain), "messages")
         return tuple(self.text.encode_chat(plain))
 
-    def prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
+    def _prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
         if isinstance(prompt, str):
             tokens = self.text_tokens(prompt)
         else:
@@ -118,7 +103,11 @@ class PromptReader:
             tokens = tuple(prompt)
         if not tokens:
             raise ApiError(400, "prompt: it holds no token", param="prompt", code="empty_prompt")
-        return tokens
+        if not echo:
+            return Prompt(tokens)
+        if isinstance(prompt, str):
+            return Prompt(tokens, prompt, hidden=tokens[0] == self.text.bos_id)
+        return Prompt(tokens, self.text.decode(tokens, skip_special=False))
 
     def text_tokens(self, text: str, add_special: bool = True) -> tuple[int, ...]:
         self._check_length(len(text), "prompt")
@@ -139,20 +128,21 @@ class PromptReader:
             problem = f"{characters} characters are more than the context of {self.max_model_len} tokens can hold"
             raise ApiError(400, f"{field}: {problem}", param=field, code="context_length_exceeded")
 
-    def check_room(self, tokens: int, wanted: int | None, field: str) -> int:
+    def _room(self, tokens: int, query: Query) -> int:
         """How many tokens a prompt of `tokens` may generate: what is wanted, or all that the context holds.
 
         Raises:
             ApiError: prompt and output do not fit into the context together.
         """
-        left = self.max_model_len - tokens
+        context = min(self.max_model_len, query.max_context or self.max_model_len)
+        left = context - tokens
         if left < 1:
-            problem = f"the prompt has {tokens} tokens; the context holds {self.max_model_len}, one of them for output"
-            raise ApiError(400, f"{field}: {problem}", param=field, code="context_length_exceeded")
-        if wanted is not None and wanted > left:
+            problem = f"the prompt has {tokens} tokens; the context holds {context}, one of them for output"
+            raise ApiError(400, f"{query.field}: {problem}", param=query.field, code="context_length_exceeded")
+        if query.max_tokens is not None and query.max_tokens > left:
             problem = (
-                f"max_tokens: {tokens} prompt tokens + {wanted} output tokens are more than the context of "
-                f"{self.max_model_len}; at most {left} are left"
+                f"max_tokens: {tokens} prompt tokens + {query.max_tokens} output tokens are more than the context of "
+                f"{context}; at most {left} are left"
             )
             raise ApiError(400, problem, param="max_tokens", code="context_length_exceeded")
-        return left if wanted is None else wanted
+        return left if query.max_tokens is None else query.max_tokens

@@ -12,11 +12,11 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.core.request import SamplingParams
+from headway.serve.dialects.openai.messages import Message
 from headway.serve.errors import ApiError
 
 MAX_PROMPTS = 1024
 MAX_ROWS = 1024  # prompts x n of one request
-MAX_MESSAGES = 4096
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_IDS = 256
@@ -188,29 +188,6 @@ class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
         return prompt  # type: ignore[return-value]
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One turn of a conversation. `refusal` and `annotations`, which clients send back unread, are ignored."""
-
-    role: str
-    content: str | list[Part] | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
-    function_call: Any = None
-    audio: Any = None
-    refusal: Any = None
-    annotations: Any = None
-
-
-class Part(msgspec.Struct, kw_only=True):
-    """A content part. Only text is built; other types are refused by their name, whatever else they hold."""
-
-    type: str
-    text: str | None = None
-
-
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /tokenize: a text in `prompt`, or a conversation in `messages`."""
 
@@ -288,12 +265,3 @@ def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, flo
 def _in_vocabulary(field: str, token: int, vocab_size: int) -> None:
     if not 0 <= token < vocab_size:
         raise BadInput(field, f"{token} is not a token id from 0 to {vocab_size - 1}")
-
-
-def check_rows(prompts: int, n: int) -> None:
-    """
-    Raises:
-        BadInput: one request asks for too many generations.
-    """
-    if prompts * n > MAX_ROWS:
-        raise BadInput("n", f"{prompts} prompts x n = {prompts * n} generations; at most {MAX_ROWS} per request")

@@ -1,11 +1,9 @@
-"""Server-sent events as bytes. What stays the same over a stream is encoded once; per chunk only the text is."""
+"""JSON as bytes, server-sent events, and templates: what stays the same over a stream is encoded once."""
 
 from __future__ import annotations
 
 import msgspec
 
-DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
 _HOLE = "\x00hole\x00"
 _encode = msgspec.json.Encoder().encode
 
@@ -20,32 +18,33 @@ def json_bytes(value: object) -> bytes:
 
 
 def event(value: object) -> bytes:
+    """A server-sent event."""
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
+def hole(index: int) -> str:
+    """Stands in a template's value where the `index`-th piece of JSON goes."""
+    return f"{_HOLE}{index}"
+
+
 class Template:
-    """An event with holes, encoded once.
+    """Bytes with holes.
 
     Args:
-        value: the event; `Template.hole(i)` stands where the i-th piece of JSON goes.
-        holes: how many there are, in the order they appear in `value`.
+        data: encoded, with `hole(0)`, `hole(1)`, ... in it, in this order.
+        holes: how many there are.
     """
 
-    def __init__(self, value: object, holes: int) -> None:
-        data = event(value)
+    def __init__(self, data: bytes, holes: int) -> None:
         pieces = []
         for index in range(holes):
-            before, _, data = data.partition(_encode(self.hole(index)))
+            before, _, data = data.partition(_encode(hole(index)))
             pieces.append(before)
-        self._pieces = (*pieces, data)
-
-    @staticmethod
-    def hole(index: int) -> str:
-        return f"{_HOLE}{index}"
+        self.pieces = (*pieces, data)
 
     def fill(self, *values: bytes) -> bytes:
-        """The event, with JSON `values` in its holes."""
-        pieces = self._pieces
+        """The bytes, with JSON `values` in their holes."""
+        pieces = self.pieces
         if len(values) == 1:
             return pieces[0] + values[0] + pieces[1]
         parts = [pieces[0]]

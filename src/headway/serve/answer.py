@@ -1,0 +1,222 @@
+"""What all APIs have in common: a conversation, what is asked of the engine, and the answer as it grows.
+
+    a dialect's body -> Query --tokenised--> Answer --Submits--> engine --Deltas--> Answer -> a dialect's bytes
+
+Nothing here knows how any API spells it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from headway.core.errors import HeadwayError
+from headway.core.request import Finish, SamplingParams
+from headway.core.step import TokenLogprobs
+from headway.engine.messages import Delta, Refused, Submit
+from headway.serve.errors import ApiError
+
+log = logging.getLogger("headway.serve")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation; `role` is one of `serve.text.ROLES`."""
+
+    role: str
+    content: str
+    name: str | None = None
+    reasoning: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """What a request of any API asks for.
+
+    Attributes:
+        messages: a conversation to answer; None = `prompts` are to be continued.
+        prompts: texts or token ids; the choices of an answer are numbered prompt by prompt.
+        params: how to sample; its `max_tokens` is not looked at.
+        max_tokens: most tokens to generate; None = what the context holds.
+        max_context: most tokens of prompt and output together, if that is less than the model's context.
+        stream: answer piece by piece.
+        echo: the answer begins with the prompt.
+        field: what the API calls messages or prompts, for errors.
+        id_prefix: of the answer's id.
+        format: makes what writes the answer.
+    """
+
+    messages: Sequence[Message] | None = None
+    prompts: Sequence[str | list[int]] = ()
+    params: SamplingParams
+    max_tokens: int | None = None
+    max_context: int | None = None
+    stream: bool = False
+    echo: bool = False
+    field: str
+    id_prefix: str
+    format: Callable[[Answer], Format]
+
+
+class Format(Protocol):
+    """Writes one answer as an API spells it.
+
+    Attributes:
+        stream_type: media type of a stream.
+        keep_alive: bytes that say nothing, and may stand between any two chunks.
+    """
+
+    stream_type: bytes
+    keep_alive: bytes
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        """What a delta adds to the stream; may be empty."""
+        ...
+
+    def end(self) -> bytes:
+        """What ends a stream."""
+        ...
+
+    def failed(self, error: ApiError) -> bytes:
+        """What ends a stream that fails: its status is sent already."""
+        ...
+
+    def whole(self) -> list[bytes]:
+        """The answer that is not streamed, as JSON in pieces."""
+        ...
+
+
+@dataclass
+class Prompt:
+    """A prompt, and what became known of it.
+
+    Attributes:
+        tokens: its ids.
+        text: what an echo shows; "" without echo.
+        hidden: the first id is a start token that is not part of `text`.
+        logprobs: one entry per id from the second on, as they come, if asked for.
+        cached: tokens that came from the prefix cache.
+    """
+
+    tokens: tuple[int, ...]
+    text: str = ""
+    hidden: bool = False
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    cached: int = 0
+
+
+@dataclass
+class Choice:
+    """One choice of an answer; the last three attributes are folded only if the answer is not streamed.
+
+    Attributes:
+        index: among all choices of the answer.
+        prompt: what it continues.
+    """
+
+    index: int
+    prompt: Prompt
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.logprobs += delta.logprobs
+        self.finish = delta.finish
+
+
+class Answer:
+    """A query on its way.
+
+    Args:
+        prompts: tokenised, one per prompt, with how many tokens each may generate.
+        arrival: when the body had come, ps: queueing in this process and tokenising are part of the wait.
+
+    Attributes:
+        created: Unix seconds.
+        submits: what the engine is asked, one per prompt of `prompts`.
+        choices: in order of their index.
+        completion_tokens: generated so far, by all choices.
+        admitted: when the first prompt got its cache blocks, ps; None = not yet.
+        first, last: when the first and the latest token came, ps; 0 = none did.
+    """
+
+    def __init__(
+        self, query: Query, prompts: Sequence[tuple[Prompt, int]], model: str, tenant: str, arrival: int
+    ) -> None:
+        self.query = query
+        self.id = query.id_prefix + secrets.token_hex(12)
+        self.model = model
+        self.created = int(time.time())
+        self.arrival = arrival
+        self.submits = [
+            Submit(
+                id=f"{self.id}-{number}",
+                tokens=prompt.tokens,
+                params=replace(query.params, max_tokens=room),
+                arrival=arrival,
+                tenant=tenant,
+            )
+            for number, (prompt, room) in enumerate(prompts)
+        ]
+        n = query.params.n
+        self.prompts = [prompt for prompt, _ in prompts]
+        self.choices = [Choice(index, self.prompts[index // n]) for index in range(len(prompts) * n)]
+        self.completion_tokens = 0
+        self.admitted: int | None = None
+        self.first = self.last = 0
+        self._choices = {
+            (submit.id, number): self.choices[index * n + number]
+            for index, submit in enumerate(self.submits)
+            for number in range(n)
+        }
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts; the choices of one count it once."""
+        return sum(len(prompt.tokens) for prompt in self.prompts)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that came from the prefix cache."""
+        return sum(prompt.cached for prompt in self.prompts)
+
+    def take(self, outputs: Sequence[Delta | Refused]) -> list[tuple[Choice, Delta]]:
+        """Count what came, and say which choices gained something.
+
+        Raises:
+            ApiError: the engine refused a prompt, or a row failed.
+        """
+        gained = []
+        for output in outputs:
+            if isinstance(output, Refused):
+                retry = 1 if output.status == 503 else None
+                raise ApiError(output.status, output.message, code=output.code, retry_after=retry)
+            if output.finish is not None and output.finish.reason not in ("stop", "length"):
+                raise failure(output.finish)
+            choice = self._choices[output.id, output.choice]
+            if output.choice == 0:
+                choice.prompt.cached = output.cached
+            choice.prompt.logprobs += output.prompt_logprobs
+            if output.tokens:
+                self.completion_tokens += len(output.tokens)
+                self.first = self.first or output.at
+                self.last = output.at
+            if output.tokens or output.text or output.finish is not None:
+                gained.append((choice, output))
+        return gained
+
+
+def failure(finish: Finish) -> HeadwayError:
+    """What a client is told about a request that ended neither by itself nor by its limit."""
+    if finish.reason == "abort":
+        return ApiError(503, "the server ended the request before it was complete", code="aborted", retry_after=1)
+    log.error("a request failed: %s", finish.matched)
+    return ApiError(500, f"the request failed: {finish.matched}", code="engine_error")

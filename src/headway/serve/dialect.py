@@ -1,0 +1,83 @@
+"""A dialect: an API that clients know, as a thin layer over the one way this server generates.
+
+It turns bodies into a `Query` (parse), writes the `Answer` (stream events, whole answer, usage: `Format`), and says how
+an error looks. Routes, error bodies and the OpenAPI document follow from `dialects.DIALECTS`: a new dialect is a folder
+beside the others and a name in that list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from headway.engine.ipc import Ready
+from headway.serve.errors import ApiError
+from headway.serve.text import PromptReader
+
+
+class Host(Protocol):
+    """What an endpoint may know of the server.
+
+    Attributes:
+        model: the name clients use.
+        created: when the server started, Unix seconds.
+        ready: the loaded model; None while it is being loaded.
+    """
+
+    model: str
+    created: int
+    ready: Ready | None
+
+    @property
+    def reader(self) -> PromptReader:
+        """
+        Raises:
+            ApiError: 503, requests are not accepted now.
+        """
+        ...
+
+    def check_model(self, model: str | None) -> None:
+        """
+        Raises:
+            ApiError: 404, a model this server does not have.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A route.
+
+    Attributes:
+        path: as Starlette writes it.
+        summary: one sentence for the OpenAPI document.
+        answer: (decoded body, or the path's parameters; host) -> a `Query` to run, or else what to answer, as JSON. A
+            body is looked at in a thread.
+        body: what the JSON of a POST is decoded into; None = the route is a GET.
+        stream_type: media type of a streamed answer; "" = it never streams.
+    """
+
+    path: str
+    summary: str
+    answer: Callable[[Any, Host], Any]
+    body: type[msgspec.Struct] | None = None
+    stream_type: str = ""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """An API.
+
+    Attributes:
+        name: for the OpenAPI document.
+        prefix: errors of all paths that begin so have this API's shape; of several the longest prefix counts.
+        error: the body of an error.
+    """
+
+    name: str
+    prefix: str
+    endpoints: tuple[Endpoint, ...]
+    error: Callable[[ApiError], Any]

@@ -1,0 +1,7 @@
+"""The APIs this server speaks. A new one is a folder here and its name in the list."""
+
+from __future__ import annotations
+
+from headway.serve.dialects.openai import OPENAI
+
+DIALECTS = (OPENAI,)

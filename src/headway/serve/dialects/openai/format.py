@@ -1,0 +1,217 @@
+"""How OpenAI writes answers: one object for a whole answer, byte templates for a streamed one, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headway.core.step import TokenLogprobs
+from headway.engine.messages import Delta
+from headway.serve.answer import Answer, Choice
+from headway.serve.dialects.openai.logprobs import CompletionLogprobs, chat_entries, joined
+from headway.serve.encode import Template, event, hole, json_bytes
+from headway.serve.errors import ApiError, clean
+from headway.serve.text import Text
+
+DONE = b"data: [DONE]\n\n"
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    431: "invalid_request_error",
+    503: "overloaded_error",
+}
+
+Fields = dict[str, Any]
+
+
+def error_body(error: ApiError) -> Fields:
+    return {
+        "error": {
+            "message": clean(str(error)),
+            "type": TYPES.get(error.status, "server_error"),
+            "param": None if error.param is None else clean(error.param, 200),
+            "code": error.code,
+        }
+    }
+
+
+class Events:
+    """The stream of one choice: nothing while its text is held back, the finish reason last.
+
+    Args:
+        head: what comes before the first text.
+        text: an event with holes for text and logprobs.
+        finish: an event with a hole for the reason.
+        encode: JSON of the logprobs of some tokens; None = "null" stands in `text` already.
+    """
+
+    def __init__(
+        self, head: bytes, text: Template, finish: Template, encode: Callable[[list[TokenLogprobs]], bytes] | None
+    ) -> None:
+        self._head = head
+        self._text = text
+        self._finish = finish
+        self._encode = encode
+        self._held: list[TokenLogprobs] = []  # of tokens whose text is still held back
+
+    def chunk(self, delta: Delta) -> bytes:
+        data, self._head = self._head, b""
+        if self._encode is None:
+            if delta.text:
+                data += self._text.fill(json_bytes(delta.text))
+        else:
+            self._held += delta.logprobs
+            if delta.text or (delta.finish is not None and self._held):
+                data += self._text.fill(json_bytes(delta.text), self._encode(self._held))
+                self._held = []
+        if delta.finish is not None:
+            data += self._finish.fill(json_bytes(delta.finish.reason))
+        return data
+
+
+class _Format:
+    """What chat and completions share.
+
+    Args:
+        alternatives: how many per token; None = no logprobs.
+        usage: a stream ends with its usage, and its other events have the field too.
+    """
+
+    stream_type = b"text/event-stream; charset=utf-8"
+    keep_alive = b": keep-alive\n\n"
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, text: Text, alternatives: int | None, usage: bool, answer: Answer) -> None:
+        self._tokens = text
+        self._alternatives = alternatives
+        self._usage = usage
+        self._answer = answer
+        self._events: dict[int, Events] = {}
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        events = self._events.get(choice.index)
+        if events is None:
+            events = self._events[choice.index] = self._open(choice)
+        return events.chunk(delta)
+
+    def end(self) -> bytes:
+        if not self._usage:
+            return DONE
+        return event({**self._body([], self.chunk_object), "usage": self._totals()}) + DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        return event(error_body(error)) + DONE
+
+    def whole(self) -> list[bytes]:
+        body = {**self._body(hole(0), self.object), "usage": self._totals()}
+        before, after = Template(json_bytes(body), 1).pieces
+        pieces = [before, b"["]
+        for choice in self._answer.choices:
+            pieces += [json_bytes(self._choice(choice)), b","]
+        return [*pieces[:-1], b"]", after]
+
+    def _open(self, choice: Choice) -> Events:
+        raise NotImplementedError
+
+    def _choice(self, choice: Choice) -> Fields:
+        raise NotImplementedError
+
+    def _body(self, choices: Any, object: str) -> Fields:
+        answer = self._answer
+        return {
+            "id": answer.id,
+            "object": object,
+            "created": answer.created,
+            "model": answer.model,
+            "system_fingerprint": None,
+            "choices": choices,
+        }
+
+    def _totals(self) -> Fields:
+        answer = self._answer
+        return {
+            "prompt_tokens": answer.prompt_tokens,
+            "completion_tokens": answer.completion_tokens,
+            "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+        }
+
+    def _event(self, choice: Choice, content: Fields, logprobs: Any, finish: Any) -> bytes:
+        fields = {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": finish}
+        body = self._body([fields], self.chunk_object)
+        return event({**body, "usage": None} if self._usage else body)
+
+    def _templates(self, choice: Choice, text: Fields, end: Fields) -> tuple[Template, Template]:
+        """Of an event with text, `hole(0)` in `text`, and of the last one."""
+        logprobs = None if self._alternatives is None else hole(1)
+        events = Template(self._event(choice, text, logprobs, None), 1 if logprobs is None else 2)
+        return events, Template(self._event(choice, end, None, hole(0)), 1)
+
+
+class ChatFormat(_Format):
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def _open(self, choice: Choice) -> Events:
+        head = self._event(choice, {"delta": {"role": "assistant", "content": ""}}, None, None)
+        templates = self._templates(choice, {"delta": {"content": hole(0)}}, {"delta": {}})
+        encode = None if self._alternatives is None else lambda held: json_bytes(self._logprobs(held))
+        return Events(head, *templates, encode)
+
+    def _choice(self, choice: Choice) -> Fields:
+        message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
+        return {
+            "index": choice.index,
+            "message": message,
+            "logprobs": self._logprobs(choice.logprobs),
+            "finish_reason": choice.finish.reason if choice.finish else None,
+        }
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> Fields | None:
+        if self._alternatives is None:
+            return None
+        return {"content": chat_entries(self._tokens, logprobs, self._alternatives), "refusal": None}
+
+
+class CompletionFormat(_Format):
+    def _open(self, choice: Choice) -> Events:
+        text, end = self._templates(choice, {"text": hole(0)}, {"text": ""})
+        head = b""
+        encode: Callable[[list[TokenLogprobs]], bytes] | None = None
+        if self._alternatives is not None:
+            lists = CompletionLogprobs(self._tokens, self._alternatives)
+            echo = json_bytes(joined(self._echo(choice, lists)) or None)
+
+            def encode(held: list[TokenLogprobs]) -> bytes:
+                return json_bytes(lists.piece(held) if held else None)
+
+        if self._answer.query.echo:
+            values = [json_bytes(choice.prompt.text)] + ([] if encode is None else [echo])
+            head = text.fill(*values)
+        return Events(head, text, end, encode)
+
+    def _echo(self, choice: Choice, lists: CompletionLogprobs) -> list[Fields]:
+        """Logprobs of the prompt."""
+        if not self._answer.query.echo:
+            return []
+        prompt = choice.prompt
+        return [lists.first(prompt.tokens[0], prompt.hidden), lists.piece(prompt.logprobs)]
+
+    def _choice(self, choice: Choice) -> Fields:
+        logprobs = None
+        if self._alternatives is not None:
+            lists = CompletionLogprobs(self._tokens, self._alternatives)
+            logprobs = joined([*self._echo(choice, lists), lists.piece(choice.logprobs)])
+        return {
+            "index": choice.index,
+            "text": choice.prompt.text + "".join(choice.texts),
+            "logprobs": logprobs,
+            "finish_reason": choice.finish.reason if choice.finish else None,
+        }
