@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from headway.client.sse import EventParser, EventTooLong
 from headway.core.errors import BadInput, HeadwayError
 
 MAX_ANSWER = 64 << 20  # bytes of an answer that is read whole
@@ -109,21 +110,24 @@ def _sentence(status: int, body: bytes) -> str:
 
 
 def _pieces(response: http.client.HTTPResponse) -> Iterator[Piece]:
-    try:
-        for line in response:
-            data = line.strip()
-            if not data.startswith(b"data:"):
-                continue
-            data = data[5:].strip()
-            if data == b"[DONE]":
-                return
-            event = json.loads(data)
-            if "error" in event:
-                raise ServerError(event["error"]["message"])
-            for choice in event["choices"]:
-                yield Piece(choice["delta"].get("content") or "", choice["finish_reason"])
-            if event.get("usage"):
-                yield Piece(usage=event["usage"])
-    except (OSError, http.client.HTTPException) as error:
-        raise ServerError(f"the connection broke: {error}") from None
+    for data in _events(response):
+        if data == b"[DONE]":
+            return
+        event = json.loads(data)
+        if "error" in event:
+            raise ServerError(event["error"]["message"])
+        for choice in event["choices"]:
+            yield Piece(choice["delta"].get("content") or "", choice["finish_reason"])
+        if event.get("usage"):
+            yield Piece(usage=event["usage"])
     raise ServerError("the stream ended without [DONE]: the server is gone, or the connection was cut")
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    parser = EventParser()
+    try:
+        while data := response.read1(1 << 16):
+            yield from parser.feed(data)
+    except (OSError, http.client.HTTPException, EventTooLong) as error:
+        raise ServerError(f"the connection broke: {error}") from None
+    yield from parser.close()
