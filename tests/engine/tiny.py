@@ -12,7 +12,7 @@ from headway.core.events import EventLog
 from headway.core.request import SamplingParams
 from headway.core.step import Capabilities
 from headway.engine.loop import EngineLoop
-from headway.engine.messages import Delta, Refused, Submit
+from headway.engine.messages import Delta, Refusal, Submit
 from headway.executor.model import ModelExecutor
 from headway.model import llama
 from headway.ops.protocol import Backend
@@ -83,7 +83,7 @@ def prompts(count: int, seed: int = 1) -> list[tuple[int, ...]]:
 def submit_all(loop: EngineLoop, prompts: Iterable[tuple[int, ...]], params: SamplingParams) -> None:
     for number, tokens in enumerate(prompts):
         refused = loop.submit(Submit(id=str(number), tokens=tokens, params=params))
-        assert not isinstance(refused, Refused), refused
+        assert not isinstance(refused, Refusal), refused
 
 
 def drain(loop: EngineLoop) -> list[Delta]:

@@ -15,7 +15,7 @@ from headway.core.events import Finished
 from headway.core.request import SamplingParams
 from headway.engine import ipc
 from headway.engine.ipc import Channel, Ready, Status, Stop, Turn, make_folder
-from headway.engine.messages import Cancel, Delta, Refused, Submit
+from headway.engine.messages import Cancel, Delta, Refusal, Submit
 from headway.engine.process import EventTray, Host, Loaded, cache_status
 from tests.serve.scripted import engine
 
@@ -50,7 +50,7 @@ def test_a_host_answers_refuses_cancels_and_stops(tmp_path: Path) -> None:
     thread.start()
     api.send(submit("long", "count" + "x" * 9999))
     refusal = api.receive()
-    assert isinstance(refusal, Turn) and isinstance(refusal.outputs[0], Refused)
+    assert isinstance(refusal, Turn) and isinstance(refusal.outputs[0], Refusal)
     assert refusal.outputs[0].code == "context_length_exceeded"
     api.send(submit("a", "say:hi"))
     text, events = "", []

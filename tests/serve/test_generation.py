@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from headway.core.request import Finish, SamplingParams
-from headway.engine.messages import Delta, Refused
+from headway.engine.messages import Delta, Refusal
 from headway.serve import generate
 from headway.serve.answer import Answer, Message, Query
 from headway.serve.dialects.openai.format import ChatFormat
@@ -37,7 +37,7 @@ class Link:
     def close(self, inbox: Inbox) -> None:
         self.closed.append(inbox)
 
-    def play(self, *outputs: Delta | Refused) -> None:
+    def play(self, *outputs: Delta | Refusal) -> None:
         for output in outputs:
             self.opened[0].put(output)
         self.opened[0].wake()
@@ -170,7 +170,7 @@ def test_who_is_slow_gets_everything_in_larger_pieces() -> None:
 
 def test_a_refusal_before_the_first_byte_has_its_own_status() -> None:
     async def scene(link: Link, client: Http, work: Answer, task: asyncio.Task[None]) -> None:
-        link.play(Refused(work.submits[0].id, "the queue is full", "queue_full", 503))
+        link.play(Refusal(work.submits[0].id, "the queue is full", "queue_full", 503))
         with pytest.raises(ApiError) as caught:
             await task
         assert caught.value.status == 503 and caught.value.retry_after

@@ -19,7 +19,7 @@ import zmq
 
 from headway.core.errors import BadInput, EngineDead
 from headway.core.events import AnyEvent
-from headway.engine.messages import Cancel, Delta, Refused, Submit
+from headway.engine.messages import Cancel, Delta, Refusal, Submit
 
 MAX_MESSAGE = 64 << 20  # bytes: a million-token prompt is 5 MiB
 MAX_SOCKET_PATH = 100  # bytes: the kernel's limit on a socket's path is 104 (macOS) or 108 (Linux)
@@ -82,7 +82,7 @@ class Turn(msgspec.Struct, frozen=True, tag=True):
         status: after the turn.
     """
 
-    outputs: tuple[Delta | Refused, ...]
+    outputs: tuple[Delta | Refusal, ...]
     events: tuple[AnyEvent, ...]
     status: Status
 

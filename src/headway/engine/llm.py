@@ -16,7 +16,7 @@ from headway.core.request import SamplingParams
 from headway.engine.build import Progress, build_engine
 from headway.engine.interrupt import uninterrupted
 from headway.engine.loop import EngineLoop
-from headway.engine.messages import Cancel, Delta, Refused, Submit
+from headway.engine.messages import Cancel, Delta, Refusal, Submit
 from headway.engine.options import EngineOptions, takes_options
 from headway.engine.results import Choice, Completion
 
@@ -175,7 +175,7 @@ class LLM:
             refused = loop.submit(Submit(id=id, tokens=tuple(tokens), params=params, arrival=arrival))
             if refused is None:
                 self._live[id] = completion
-        if isinstance(refused, Refused):
+        if isinstance(refused, Refusal):
             raise refusal(refused.code, refused.message)
         return completion
 

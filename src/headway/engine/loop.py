@@ -18,7 +18,7 @@ from headway.core.clock import Clock, to_ps, to_seconds
 from headway.core.errors import BadInput, HeadwayError, Rejected
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import StepPlan, StepResult
-from headway.engine.messages import Cancel, Delta, Refused, Submit
+from headway.engine.messages import Cancel, Delta, Refusal, Submit
 from headway.executor.protocol import Executor
 from headway.sampling.rows import check_params
 from headway.scheduling.scheduler import Scheduler
@@ -60,14 +60,14 @@ class EngineLoop:
         """Nothing to do until something is submitted."""
         return self.scheduler.idle
 
-    def submit(self, message: Submit) -> Refused | None:
+    def submit(self, message: Submit) -> Refusal | None:
         """Accept a request, or say at once why not."""
         try:
             request = self._request(message)
             choices = self.scheduler.add(request)
         except HeadwayError as error:
             code = error.reason.code if isinstance(error, Rejected) else "invalid_value"
-            return Refused(message.id, str(error), code, error.status)
+            return Refusal(message.id, str(error), code, error.status)
         if self.tokenizer is not None:
             for choice in choices:
                 self._texts[choice.id] = OutputText(

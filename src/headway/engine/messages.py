@@ -60,7 +60,7 @@ class Delta(msgspec.Struct, frozen=True, tag=True):
     finish: Finish | None = None
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class Refusal(msgspec.Struct, frozen=True, tag=True):
     """The request was not accepted; nothing more follows.
 
     Attributes:
@@ -71,6 +71,3 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     message: str
     code: str
     status: int
-
-
-Output = Delta | Refused

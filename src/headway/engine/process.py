@@ -24,7 +24,7 @@ from headway.cache.kv import KVCache
 from headway.core.errors import HeadwayError
 from headway.core.events import AnyEvent, Finished, Queued
 from headway.engine.ipc import Channel, Command, Failed, Ready, Status, Stop, Turn
-from headway.engine.messages import Cancel, Delta, Refused, Submit
+from headway.engine.messages import Cancel, Delta, Refusal, Submit
 from headway.engine.options import EngineOptions
 
 STDIN = 0
@@ -37,7 +37,7 @@ class Loop(Protocol):
     @property
     def idle(self) -> bool: ...
 
-    def submit(self, message: Submit) -> Refused | None: ...
+    def submit(self, message: Submit) -> Refusal | None: ...
 
     def cancel(self, message: Cancel) -> None: ...
 
@@ -96,7 +96,7 @@ class Host:
             if any(isinstance(command, Stop) for command in commands):
                 return
             refused = self._obey(commands)
-            outputs: list[Delta | Refused] = [*refused, *self._loop.turn()]
+            outputs: list[Delta | Refusal] = [*refused, *self._loop.turn()]
             events = self._tray.take()
             pause = not outputs and not events
             if not pause:
@@ -110,7 +110,7 @@ class Host:
             self._channel.poll(BLOCKED_SECONDS)
         return self._channel.drain()  # type: ignore[return-value]
 
-    def _obey(self, commands: Sequence[Command]) -> list[Refused]:
+    def _obey(self, commands: Sequence[Command]) -> list[Refusal]:
         refused = []
         for command in commands:
             if isinstance(command, Submit):

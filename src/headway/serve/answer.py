@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from headway.core.errors import HeadwayError
 from headway.core.request import Finish, SamplingParams
 from headway.core.step import TokenLogprobs
-from headway.engine.messages import Delta, Refused, Submit
+from headway.engine.messages import Delta, Refusal, Submit
 from headway.serve.errors import ApiError
 
 log = logging.getLogger("headway.serve")
@@ -188,7 +188,7 @@ class Answer:
         """Prompt tokens that came from the prefix cache."""
         return sum(prompt.cached for prompt in self.prompts)
 
-    def take(self, outputs: Sequence[Delta | Refused]) -> list[tuple[Choice, Delta]]:
+    def take(self, outputs: Sequence[Delta | Refusal]) -> list[tuple[Choice, Delta]]:
         """Count what came, and say which choices gained something.
 
         Raises:
@@ -196,7 +196,7 @@ class Answer:
         """
         gained = []
         for output in outputs:
-            if isinstance(output, Refused):
+            if isinstance(output, Refusal):
                 retry = 1 if output.status == 503 else None
                 raise ApiError(output.status, output.message, code=output.code, retry_after=retry)
             if output.finish is not None and output.finish.reason not in ("stop", "length"):

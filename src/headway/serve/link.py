@@ -12,7 +12,7 @@ import msgspec
 from headway.core.errors import EngineDead, HeadwayError
 from headway.core.events import Admitted, AnyEvent
 from headway.engine.ipc import Channel, Failed, Ready, Status, Stop, Turn, make_folder
-from headway.engine.messages import Cancel, Delta, Refused, Submit
+from headway.engine.messages import Cancel, Delta, Refusal, Submit
 from headway.serve.admission import Backlog
 
 STOP_SECONDS = 5.0  # the engine gets this long to exit by itself
@@ -35,13 +35,13 @@ class Inbox:
         self.admitted: int | None = None
         self.client_gone = False
         self.error: HeadwayError | None = None
-        self._outputs: list[Delta | Refused] = []
+        self._outputs: list[Delta | Refusal] = []
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, output: Delta | Refused) -> None:
+    def put(self, output: Delta | Refusal) -> None:
         """Add an output; `wake` once after the last one of a turn."""
         self._outputs.append(output)
-        if isinstance(output, Refused):
+        if isinstance(output, Refusal):
             self.pending.pop(output.id, None)
         elif output.finish is not None:
             self.pending[output.id] -= 1
@@ -58,7 +58,7 @@ class Inbox:
         """Something came that was not taken yet."""
         return bool(self._outputs)
 
-    async def take(self) -> list[Delta | Refused]:
+    async def take(self) -> list[Delta | Refusal]:
         """All outputs since the last call; [] if it was woken without one, or the client has left.
 
         Raises:
@@ -219,7 +219,7 @@ class EngineLink:
                 continue
             inbox.put(output)
             woken[inbox] = None
-            if isinstance(output, Refused) or (isinstance(output, Delta) and output.id not in inbox.pending):
+            if isinstance(output, Refusal) or (isinstance(output, Delta) and output.id not in inbox.pending):
                 del self._inboxes[output.id]
                 self.backlog.gone(output.id)
 
