@@ -31,7 +31,8 @@ from headway.roofline.step import (
     prefill_step,
 )
 from headway.roofline.timing import Timing, estimate, held, not_fitted
-from headway.shape.model import ModelShape, nominal_bytes, store_as
+from headway.shape.formats import nominal_bytes
+from headway.shape.model import ModelShape, store_as
 
 OUR_BACKEND = "native"  # what serves on a measured machine
 LABELS = {

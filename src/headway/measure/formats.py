@@ -16,7 +16,7 @@ from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
-from headway.ops.weight import FORMATS, GROUPS
+from headway.ops.weight import GROUPS, READABLE
 from headway.roofline.profile import Profile, Rates, covers
 from headway.shape.model import ModelShape
 
@@ -93,7 +93,7 @@ def _maker(backend: str, format: str, threads: int) -> tuple[Callable[[], Backen
     target, _, group = format.partition("/")
     if target in ("int8", "int4") and group in map(str, GROUPS):
         return lambda: NativeBackend(threads, target, int(group)), "bf16"
-    if format not in FORMATS:
-        accepted = ", ".join([*FORMATS, f"int8/G and int4/G with G one of {GROUPS}"])
+    if format not in READABLE:
+        accepted = ", ".join([*READABLE, f"int8/G and int4/G with G one of {GROUPS}"])
         raise BadInput("--formats", f"{format!r} is not a weight format; accepted: {accepted}")
     return lambda: NativeBackend(threads), format

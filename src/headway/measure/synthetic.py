@@ -17,10 +17,11 @@ from headway.measure.fit import Observation, fit_regimes
 from headway.measure.trial import Point, Trial, observe
 from headway.model import llama
 from headway.ops.protocol import Backend
-from headway.ops.weight import Weight, stored_bytes
+from headway.ops.weight import Weight
 from headway.roofline.hardware import Hardware
 from headway.roofline.profile import Fit, Rates
 from headway.roofline.step import StepTime
+from headway.shape.formats import stored_bytes
 from headway.shape.model import ByRole, ModelShape
 
 NARROW = llama.LlamaConfig(

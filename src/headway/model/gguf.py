@@ -20,7 +20,8 @@ from typing import Any
 
 from headway.core.errors import ModelFileError, shown
 from headway.model.reading import MappedFile, Span
-from headway.ops.weight import Weight, stored_bytes
+from headway.ops.weight import READABLE, Weight
+from headway.shape.formats import BY_GGUF_TYPE, FORMATS, stored_bytes
 
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 17
@@ -31,15 +32,7 @@ MAX_DEPTH = 2  # arrays within arrays
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
 
-FORMAT_OF_TYPE = {
-    0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 10: "q2_k", 11: "q3_k", 12: "q4_k",
-    13: "q5_k", 14: "q6_k", 20: "iq4_nl", 23: "iq4_xs", 30: "bf16",
-}  # fmt: skip
-OTHER_TYPES = {
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
-}  # fmt: skip
-SUPPORTED = ", ".join(sorted(name.upper() for name in FORMAT_OF_TYPE.values()))
+SUPPORTED = ", ".join(sorted(name.upper() for name in READABLE))
 
 # Metadata type number -> struct code of a scalar; strings and arrays are apart.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -72,7 +65,7 @@ def read_gguf(path: Path) -> GGUFFile:
 
 
 def read_gguf_header(path: Path) -> tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], str]]]:
-    """(metadata, tensor name -> (row-major shape, type name)) of a file whose tensors are not needed: any type is
+    """(metadata, tensor name -> (row-major shape, format)) of a file whose tensors are not needed: any type is
     accepted, and the data behind the header may be missing.
 
     Raises:
@@ -98,16 +91,15 @@ class _Reader:
         if metadata.get("split.count", 1) not in (0, 1):
             raise ModelFileError(f"{self._path}: split.count: files split into parts are not supported; merge them")
         alignment = self._alignment(metadata)
-        infos = [self._tensor_info() for _ in range(tensor_count)]
+        entries = [self._tensor_entry() for _ in range(tensor_count)]
         data_start = -(-self._at // alignment) * alignment
-        return GGUFFile(self._path, metadata, self._tensors(infos, data_start, alignment))
+        return GGUFFile(self._path, metadata, self._tensors(entries, data_start, alignment))
 
     def read_header(self) -> tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], str]]]:
         tensor_count, key_count = self._counts()
         metadata = self._metadata(key_count)
         entries = [self._tensor_entry() for _ in range(tensor_count)]
-        names = {kind: name.lower() for kind, name in OTHER_TYPES.items()} | FORMAT_OF_TYPE
-        return metadata, {name: (shape, names.get(kind, f"type {kind}")) for name, shape, kind, _ in entries}
+        return metadata, {name: (shape, format) for name, shape, format, _ in entries}
 
     def _counts(self) -> tuple[int, int]:
         if self._map[:4] != b"GGUF":
@@ -193,15 +185,8 @@ class _Reader:
             )
         return alignment
 
-    def _tensor_info(self) -> tuple[str, tuple[int, ...], str, int]:
+    def _tensor_entry(self) -> tuple[str, tuple[int, ...], str, int]:
         """(name, row-major shape, format, offset in the data)."""
-        name, shape, kind, offset = self._tensor_entry()
-        if kind not in FORMAT_OF_TYPE:
-            raise self._fault(f"stored as {OTHER_TYPES.get(kind, f'unknown type {kind}')}; supported are {SUPPORTED}")
-        return name, shape, FORMAT_OF_TYPE[kind], offset
-
-    def _tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
-        """(name, row-major shape, type number, offset in the data)."""
         self._where = "the tensor list"
         name = self._string(MAX_NAME)
         self._where = f"tensor {shown(name)}"
@@ -211,15 +196,19 @@ class _Reader:
         shape = tuple(self._number("Q") for _ in range(dimensions))[::-1]
         if not all(0 < size < 2**63 for size in shape):
             raise self._fault(f"shape {shape} has a dimension that is not a positive 63-bit number")
-        return name, shape, self._number("I"), self._number("Q")
+        kind, offset = self._number("I"), self._number("Q")
+        return name, shape, BY_GGUF_TYPE[kind].name if kind in BY_GGUF_TYPE else f"unknown type {kind}", offset
 
     def _tensors(
-        self, infos: list[tuple[str, tuple[int, ...], str, int]], data_start: int, alignment: int
+        self, entries: list[tuple[str, tuple[int, ...], str, int]], data_start: int, alignment: int
     ) -> dict[str, Weight]:
         tensors: dict[str, Weight] = {}
         last_name, last_end = "", 0
-        for name, shape, format, offset in sorted(infos, key=lambda info: info[3]):
+        for name, shape, format, offset in sorted(entries, key=lambda entry: entry[3]):
             self._where = f"tensor {shown(name)}"
+            if format not in READABLE:
+                known = format.upper() if format in FORMATS else format
+                raise self._fault(f"stored as {known}; supported are {SUPPORTED}")
             if name in tensors:
                 raise self._fault("is given twice")
             try:

@@ -12,11 +12,11 @@ from typing import Any
 
 from headway.core.errors import ModelFileError, shown
 from headway.model.reading import MappedFile, Span, parse_json_object, read_json
-from headway.ops.weight import Weight, stored_bytes
+from headway.ops.weight import Weight
+from headway.shape.formats import BY_DTYPE, stored_bytes
 
 MAX_HEADER = 16 << 20  # bytes; room for 100 000 tensors. Parsed JSON takes many times its text
 MAX_DIMENSIONS = 8
-FORMAT_OF_DTYPE = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -66,19 +66,19 @@ def _span(path: Path, name: str, entry: Any) -> tuple[int, int, str, tuple[int, 
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ModelFileError(f"{where}: its entry must hold exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in FORMAT_OF_DTYPE:
-        raise ModelFileError(f"{where}: dtype {shown(dtype)} is not supported; {', '.join(FORMAT_OF_DTYPE)} are")
+    if not isinstance(dtype, str) or dtype not in BY_DTYPE:
+        raise ModelFileError(f"{where}: dtype {shown(dtype)} is not supported; {', '.join(BY_DTYPE)} are")
     if not _naturals(shape) or len(shape) > MAX_DIMENSIONS or 0 in shape:
         raise ModelFileError(f"{where}: shape {shown(shape)} is not a list of at most {MAX_DIMENSIONS} sizes above 0")
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ModelFileError(f"{where}: data_offsets {shown(offsets)} are not [begin, end] with begin <= end")
     begin, end = offsets
-    size = stored_bytes(FORMAT_OF_DTYPE[dtype], shape)
+    size = stored_bytes(BY_DTYPE[dtype].name, shape)
     if end - begin != size:
         raise ModelFileError(
             f"{where}: {dtype} of shape {shown(shape)} takes {size} bytes, its offsets span {end - begin}"
         )
-    return begin, end, FORMAT_OF_DTYPE[dtype], tuple(shape)
+    return begin, end, BY_DTYPE[dtype].name, tuple(shape)
 
 
 def _naturals(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""GGML's block formats: how the numbers of a row are cut into blocks, and what a block's bytes mean.
+"""GGML's block formats: what a block's bytes mean. How large blocks are stands in `shape.formats`.
 
 A block is cut into groups that share a scale s and perhaps a minimum m; a weight is s * q + m. d, dmin, m: float16.
 
@@ -40,17 +40,12 @@ class Groups(NamedTuple):
     minimum: np.ndarray | None = None
 
 
-class Block(NamedTuple):
-    """A format: numbers and bytes of a block, and how to read blocks (uint8 [blocks, bytes])."""
-
-    numbers: int
-    bytes: int
-    read: Callable[[np.ndarray], Groups]
+Reader = Callable[[np.ndarray], Groups]  # of blocks, uint8 [blocks, bytes]
 
 
-def dequantise(block: Block, data: np.ndarray, out: np.ndarray) -> None:
+def dequantise(read: Reader, data: np.ndarray, out: np.ndarray) -> None:
     """data uint8 [blocks, bytes] -> out float32 [blocks, numbers]."""
-    q, scale, minimum = block.read(data)
+    q, scale, minimum = read(data)
     groups = (len(data), scale.shape[1], -1)
     np.multiply(q.reshape(groups), scale[:, :, None], out=out.reshape(groups), dtype=np.float32)
     if minimum is not None:
@@ -142,9 +137,7 @@ def _iq4_xs(data: np.ndarray) -> Groups:
     return Groups(IQ4[_nibbles(data[:, 8:])], _half(data, 0) * ((low | high << 4).view(np.int8) - 32))
 
 
-BLOCKS = {
-    "q8_0": Block(32, 34, _q8_0), "q4_0": Block(32, 18, _q4_0), "q4_1": Block(32, 20, _q4_1),
-    "q5_0": Block(32, 22, _q5_0), "q5_1": Block(32, 24, _q5_1), "q2_k": Block(256, 84, _q2_k),
-    "q3_k": Block(256, 110, _q3_k), "q4_k": Block(256, 144, _q4_k), "q5_k": Block(256, 176, _q5_k),
-    "q6_k": Block(256, 210, _q6_k), "iq4_nl": Block(32, 18, _iq4_nl), "iq4_xs": Block(256, 136, _iq4_xs),
+READERS: dict[str, Reader] = {
+    "q8_0": _q8_0, "q4_0": _q4_0, "q4_1": _q4_1, "q5_0": _q5_0, "q5_1": _q5_1, "q2_k": _q2_k, "q3_k": _q3_k,
+    "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k, "iq4_nl": _iq4_nl, "iq4_xs": _iq4_xs,
 }  # fmt: skip

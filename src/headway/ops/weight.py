@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from headway.ops.blocks import BLOCKS, dequantise
+from headway.ops.blocks import READERS, dequantise
+from headway.shape.formats import FORMATS
 
-# Storage format -> (numbers per block, bytes per block).
-FORMATS = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2)} | {
-    name: (block.numbers, block.bytes) for name, block in BLOCKS.items()
-}
-
+READABLE = ("f32", "f16", "bf16", *READERS)  # formats a weight may come in
 GROUPS = (16, 32, 64, 128)  # numbers that may share a scale when they are quantised at load
 NOT_FINITE = "a weight is infinite or not a number"  # what both backends say of a broken one
 _BLOCKS_AT_ONCE = 1 << 14  # dequantised together: temporaries stay in the CPU's cache
-
-
-def stored_bytes(format: str, shape: Sequence[int]) -> int:
-    """Bytes a tensor of `shape` takes in `format` (Python integers: cannot overflow).
-
-    Raises:
-        ValueError: the last dimension is not a whole number of blocks.
-    """
-    numbers, size = FORMATS[format]
-    if shape and shape[-1] % numbers:
-        raise ValueError(f"rows of {shape[-1]} numbers are not a whole number of {format} blocks of {numbers}")
-    return math.prod(shape) // numbers * size
 
 
 class Origin(Protocol):
@@ -61,7 +44,7 @@ class Weight:
     Attributes:
         name: as in the file; for error messages.
         shape: (out, in) of a matrix, (n,) of a vector.
-        format: "f32", "f16", "bf16", or one of `BLOCKS`.
+        format: one of `READABLE`.
         data: uint8 [bytes], row-major, rows of a block format one after another.
         origin: the part of a file that `data` is a view of, if it is.
         part: which it plays in a step: "embed", "head", "attention", "mlp", "norm"; "" = not said.
@@ -82,11 +65,11 @@ class Weight:
             return self.data.view(np.float16).astype(np.float32).reshape(self.shape)
         if self.format == "bf16":  # the upper half of a float32
             return (self.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(self.shape)
-        numbers, size = FORMATS[self.format]
-        blocks = self.data.reshape(-1, size)
-        out = np.empty((len(blocks), numbers), np.float32)
+        format = FORMATS[self.format]
+        blocks = self.data.reshape(-1, format.bytes)
+        out = np.empty((len(blocks), format.numbers), np.float32)
         for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
             part = slice(start, start + _BLOCKS_AT_ONCE)
             with np.errstate(invalid="ignore"):  # an infinite scale times 0 is NaN, which `prepare` refuses
-                dequantise(BLOCKS[self.format], blocks[part], out[part])
+                dequantise(READERS[self.format], blocks[part], out[part])
         return out.reshape(self.shape)

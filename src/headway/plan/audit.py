@@ -20,7 +20,7 @@ from headway.core.errors import BadInput
 from headway.roofline.hardware import Hardware, find_hardware
 from headway.roofline.utilisation import mbu, mfu
 from headway.shape.catalogue import find_model, model_config
-from headway.shape.gguf import GGUF_BYTES
+from headway.shape.formats import asked_for, known_format
 
 COLUMNS = {  # what we need -> names it goes by
     "hardware": ("gpu", "hardware", "device", "system"), "gpus": ("gpu_count", "n_gpus", "gpus", "tp_size"),
@@ -31,10 +31,6 @@ COLUMNS = {  # what we need -> names it goes by
     "tok_s": ("tok_s_out", "output_tok_s_total", "tokens_per_second", "tok_s"),
     "prefill": ("tok_s_prefill", "prefill_tok_s"), "ttft_ms": ("ttft_ms", "silicon_ttft_ms"),
     "tpot_ms": ("tpot_ms", "silicon_tpot_ms"), "engine": ("engine", "backend"), "peak": ("peak_tflops",),
-}  # fmt: skip
-FEWEST = {  # bytes per weight at least, by what people write
-    "bf16": 2.0, "fp16": 2.0, "f16": 2.0, "float16": 2.0, "fp32": 4.0, "f32": 4.0, "fp8": 1.0, "int8": 1.0, "w8a8": 1.0,
-    "nvfp4": 0.5, "mxfp4": 0.5, "fp4": 0.5, "int4": 0.5, "awq": 0.5, "gptq": 0.5, "gptq4": 0.5, "w4a16": 0.5,
 }  # fmt: skip
 SPARSE = 1.9  # a peak this many times the dense one is the 2:4-sparse figure
 MOST_DRAFTS = 8  # tokens per step beyond which speculation is no explanation
@@ -192,11 +188,10 @@ def fewest_bytes(quant: str) -> float | None:
     base = re.match(r"(i?q[1-8]_(?:k|nl|xs|xxs|[01sm]))", name)
     if base:
         kind = {"iq2_m": "iq2_s", "iq3_m": "iq3_s"}.get(base[1], base[1])
-        return GGUF_BYTES.get(kind)
-    for known, width in FEWEST.items():
-        if name.startswith(known):
-            return width
-    return None
+        format = known_format(kind)
+        return format.width if format else None
+    format = asked_for(name)
+    return format.nominal if format else None
 
 
 def _number(text: str) -> float | None:

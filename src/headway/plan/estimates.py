@@ -14,19 +14,10 @@ from headway.roofline.constants import resolve
 from headway.roofline.deployment import Deployment
 from headway.roofline.hardware import Hardware
 from headway.roofline.step import Efficiency
-from headway.shape.model import STORED_BYTES, ModelShape, nominal_bytes
+from headway.shape.formats import known_format, nominal_bytes
+from headway.shape.model import ModelShape
 
 ENGINES = ("vllm", "sglang", "trtllm")
-# names of the calibration's precisions by the format weights are stored in
-PRECISIONS = {
-    "bf16": "bf16",
-    "fp16": "bf16",
-    "fp8": "fp8",
-    "nvfp4": "fp4",
-    "mxfp4": "fp4",
-    "fp4": "fp4",
-    "int4": "int4",
-}
 
 
 class Calibrated(msgspec.Struct, frozen=True):
@@ -61,9 +52,10 @@ def constants(shape: ModelShape, hardware: Hardware, engine: str, precision: str
 def _nearest(precision: str) -> str:
     """The calibrated format closest to one that was never measured: int4 for other packed formats below 8 bits, 16 bits
     for the rest, which multiply in 16 bits too."""
-    if precision in PRECISIONS:
-        return precision
-    return "int4" if STORED_BYTES.get(precision, 2.0) < 0.9 else "bf16"
+    format = known_format(precision)
+    if format is None:
+        return "bf16"
+    return format.measured or ("int4" if format.width < 0.9 else "bf16")
 
 
 def _all_reduce(known: Calibration, deployment: Deployment) -> AllReduce | None:
@@ -95,9 +87,10 @@ def served(
             raise BadInput(field, f"{value:g}; accepted: a number above 0")
     cached = [group.dtype_bytes for group in shape.groups if group.kind != "state"]
     width = nominal_bytes(kv, "--kv") if kv else max(cached, default=2.0)
+    format = known_format(precision)
     return Deployment(
         shape, hardware, engine, concurrency, input_tokens, output_tokens,
-        precision=PRECISIONS.get(precision, precision), cache_bytes=width, gpus=gpus,
+        precision=format.measured if format and format.measured else precision, cache_bytes=width, gpus=gpus,
     )  # fmt: skip
 
 

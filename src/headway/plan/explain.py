@@ -11,7 +11,7 @@ from headway.roofline.capacity import Capacity, capacity
 from headway.roofline.exact import can_split
 from headway.roofline.frontier import critical_context, knee
 from headway.roofline.textbook import Replica, decode, requantised
-from headway.shape.model import nominal_bytes
+from headway.shape.formats import nominal_bytes
 
 
 def explain(setup: Setup, batch: int | None, context: int, tpot_ms: float | None = None) -> dict[str, Any]:

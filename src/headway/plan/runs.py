@@ -18,10 +18,10 @@ from headway.core.errors import BadInput
 from headway.roofline.deployment import Deployment
 from headway.roofline.hardware import find_hardware
 from headway.shape.catalogue import find_model
+from headway.shape.formats import MEASURED
 
 NEEDED = ("silicon_data_source", "backend", "model_path", "system", "precision", "mode", "isl", "osl", "tp_size",
           "silicon_ttft_ms", "silicon_tpot_ms")  # fmt: skip
-PRECISIONS = ("bf16", "fp8", "fp4", "int4")
 RANDOM_LENGTHS = 0.9  # InferenceX draws lengths from 80-100 % of nominal
 WIDE = 16  # GPUs: a wider mixture than this attends data-parallel, whatever its row says
 NARROW = 8  # GPUs of a decode worker with tensor-parallel attention
@@ -129,8 +129,8 @@ def deployment_of(row: dict[str, str]) -> Deployment:
     source = row["silicon_data_source"]
     own = source.startswith("source_file=/")  # the authors' own runs; all others are InferenceX exports
     precision = row["precision"].strip() or "bf16"
-    if precision not in PRECISIONS:
-        raise BadInput("precision", f"{precision!r}; accepted: blank (bf16), {', '.join(PRECISIONS)}")
+    if precision not in MEASURED:
+        raise BadInput("precision", f"{precision!r}; accepted: blank (bf16), {', '.join(MEASURED)}")
     drafts = shape.family == "deepseek_v3" and source.startswith("source_file=20")
     scale = 1.0 if own else RANDOM_LENGTHS
     blank = Deployment(

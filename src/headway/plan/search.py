@@ -19,7 +19,8 @@ from headway.plan.replica import Load, LoadedReplica
 from headway.plan.traffic import Target, Traffic, check
 from headway.roofline.hardware import Hardware
 from headway.roofline.step import Layout, StepTime
-from headway.shape.model import ModelShape, nominal_bytes, store_as
+from headway.shape.formats import nominal_bytes
+from headway.shape.model import ModelShape, store_as
 
 BASIS = (
     "Estimates: the exact step-time model with constants fitted on public runs of the engine, and queueing. Basis "

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from headway.roofline.hardware import Hardware
-from headway.shape.model import STORED_BYTES, KVGroup, ModelShape, kv_bytes, kv_read_bytes
+from headway.shape.formats import FORMATS
+from headway.shape.model import KVGroup, ModelShape, kv_bytes, kv_read_bytes
 
 Columns = dict[str, np.ndarray]
 
@@ -94,14 +95,14 @@ def weight_format(deployment: Deployment) -> str:
 def _stored(deployment: Deployment) -> tuple[float, float]:
     """(bytes of all but routed experts, bytes of routed experts). Head and router stay in 16 bits."""
     params = deployment.shape.params
-    size = STORED_BYTES[weight_format(deployment)]
+    size = FORMATS[weight_format(deployment)].width
     body_size = 2.0 if _experts_only(deployment) else size
     matrices = params.attention + params.mlp + params.shared
     return body_size * matrices + 2.0 * (deployment.shape.head_params + params.router), size * params.experts
 
 
 def _experts_only(deployment: Deployment) -> bool:
-    return deployment.shape.is_moe and STORED_BYTES[weight_format(deployment)] < 1.0
+    return deployment.shape.is_moe and FORMATS[weight_format(deployment)].width < 1.0
 
 
 def _pairs(group: KVGroup, prompt: float) -> float:

@@ -14,13 +14,10 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.shape.formats import known_format
 
 CATALOGUE = Path(__file__).with_name("hardware.toml")
 GIB = float(1 << 30)
-
-# What a weight format is multiplied in when nothing else is said: formats a GPU has units for in those, weight-only
-# formats (GPTQ, AWQ, MXFP4, GGUF) in 16 bits after unpacking.
-MATH_OF = {"fp8": "fp8", "nvfp4": "fp4", "fp4": "fp4", "fp32": "fp32"}
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -82,7 +79,8 @@ class Hardware(msgspec.Struct, frozen=True):
 
     def math_for(self, weights: str) -> str:
         """The format weights stored as `weights` are multiplied in on this device."""
-        wanted = MATH_OF.get(weights, "bf16")
+        format = known_format(weights)
+        wanted = format.multiplied if format else "bf16"
         if wanted in self.peaks:
             return wanted
         return "bf16" if "bf16" in self.peaks or not self.peaks else next(iter(self.peaks))

@@ -9,7 +9,8 @@ from headway.roofline.capacity import memory_batch
 from headway.roofline.speculation import Draft, best_length
 from headway.roofline.step import StepCost
 from headway.roofline.textbook import Replica, decode, requantised, streamed_weights
-from headway.shape.model import KVGroup, ModelShape, nominal_bytes
+from headway.shape.formats import nominal_bytes
+from headway.shape.model import KVGroup, ModelShape
 
 
 class Lever(msgspec.Struct, frozen=True):

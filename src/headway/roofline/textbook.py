@@ -15,7 +15,8 @@ from headway.roofline import exact
 from headway.roofline.collectives import AllReduce
 from headway.roofline.hardware import Hardware
 from headway.roofline.step import ACTIVATION_BYTES, StepCost, check_layout, experts_touched, peak_rate
-from headway.shape.model import ModelShape, kv_bytes, kv_read_bytes, nominal_bytes
+from headway.shape.formats import nominal_bytes
+from headway.shape.model import ModelShape, kv_bytes, kv_read_bytes
 
 
 class Replica(msgspec.Struct, frozen=True):

@@ -11,8 +11,6 @@ from headway.roofline.profile import Fit, Profile, Rates, device_of, nearest
 from headway.roofline.step import Efficiency, StepTime
 from headway.shape.model import ModelShape
 
-LOADED_AS = {"fp32": "f32", "fp16": "f16"}  # names of the planner
-
 
 @dataclass(frozen=True)
 class Timing:
@@ -45,8 +43,7 @@ class Timing:
 
 def held(shape: ModelShape) -> tuple[str, str]:
     """The same as the checkpoint stores them."""
-    body = LOADED_AS.get(shape.weight_format, shape.weight_format)
-    return body, LOADED_AS.get(shape.head_format, shape.head_format) or body
+    return shape.weight_format, shape.head_format or shape.weight_format
 
 
 def not_fitted(profile: Profile, backend: str, formats: tuple[str, str]) -> str:

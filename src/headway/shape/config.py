@@ -10,12 +10,12 @@ from typing import Any
 
 from headway.core.fields import Fields
 from headway.shape.families import Family, open_config
+from headway.shape.formats import FORMATS, known_format
 from headway.shape.gemma4 import gemma4_groups, gemma4_tensors
 from headway.shape.model import ByRole, KVGroup, ModelShape, MoE
 from headway.shape.quantised import stored
 from headway.shape.tensors import Dims, Tensor, dims, expert_count, inventory
 
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 STATE_BYTES = 4.0  # recurrent states are kept in float32 by the engines that serve these models
 
 
@@ -28,7 +28,7 @@ def shape_from_config(raw: Any, name: str = "") -> ModelShape:
     model_type, family, fields = open_config(raw)
     size = dims(family, fields)
     tensors, sparse = _tensors(family, fields, size)
-    dtype = DTYPES.get(str(fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16"), "bf16")
+    dtype = known_format(str(fields.values.get("dtype") or fields.values.get("torch_dtype"))) or FORMATS["bf16"]
     quantisation = stored(
         fields.values.get("quantization_config") or fields.values.get("compression_config") or {}, dtype
     )

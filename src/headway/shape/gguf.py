@@ -12,14 +12,9 @@ from typing import Any
 
 from headway.core.errors import BadInput
 from headway.core.fields import MAX_LAYERS, MAX_SIZE
-from headway.shape.model import STORED_BYTES, ByRole, KVGroup, ModelShape, MoE
+from headway.shape.formats import FORMATS
+from headway.shape.model import ByRole, KVGroup, ModelShape, MoE
 
-# bytes per number of the block types GGUF adds to those in `STORED_BYTES` (block bytes / numbers, ggml-common.h)
-GGUF_BYTES = STORED_BYTES | {
-    "f32": 4.0, "f16": 2.0, "q8_1": 36 / 32, "q8_k": 292 / 256, "mxfp4": 17 / 32, "iq4_nl": 18 / 32,
-    "iq4_xs": 136 / 256, "iq3_s": 110 / 256, "iq3_xxs": 98 / 256, "iq2_s": 82 / 256, "iq2_xs": 74 / 256,
-    "iq2_xxs": 66 / 256, "iq1_m": 56 / 256, "iq1_s": 50 / 256, "tq1_0": 54 / 256, "tq2_0": 66 / 256,
-}  # fmt: skip
 NORMS = ("_norm", "output_norm", "rope_freqs", "sinks")
 WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}  # a full layer after every so many; other archs: all windows
 
@@ -31,7 +26,7 @@ def shape_from_gguf(
 
     Args:
         metadata: header values by key.
-        tensors: name -> (shape, type name such as "q4_0"), any order of dimensions.
+        tensors: name -> (shape, format such as "q4_0"), any order of dimensions.
 
     Raises:
         BadInput: not a decoder, a key is missing, or its layers keep recurrent states (not readable from the header).
@@ -65,7 +60,7 @@ def shape_from_gguf(
         head_width=head, params=params, stored=stored, groups=groups, tied=tied,
         moe=_moe(params, tensors, experts, number) if experts else None,
         context=number("context_length", 1), weight_format=_commonest(tensors),
-        head_format=_format(tensors.get("output.weight", tensors["token_embd.weight"])[1]),
+        head_format=tensors.get("output.weight", tensors["token_embd.weight"])[1],
     )  # fmt: skip
 
 
@@ -90,11 +85,11 @@ def _sums(tensors: Mapping[str, tuple[Sequence[int], str]]) -> tuple[ByRole, ByR
     params: dict[str, float] = {}
     stored: dict[str, float] = {}
     for name, (shape, kind) in tensors.items():
-        if kind.lower() not in GGUF_BYTES:
-            raise BadInput(f"tensor {name}", f"stored as {kind}; accepted: {', '.join(sorted(GGUF_BYTES))}")
+        if kind not in FORMATS:
+            raise BadInput(f"tensor {name}", f"stored as {kind}; accepted: {', '.join(sorted(FORMATS))}")
         role, numel = role_of(name), prod(shape)
         params[role] = params.get(role, 0) + numel
-        stored[role] = stored.get(role, 0) + numel * GGUF_BYTES[kind.lower()]
+        stored[role] = stored.get(role, 0) + numel * FORMATS[kind].width
     if "embed" not in params:
         raise BadInput("token_embd.weight", "missing; a GGUF language model has it")
     return ByRole(**params), ByRole(**stored)
@@ -109,12 +104,8 @@ def _vocabulary(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[Sequenc
 def _commonest(tensors: Mapping[str, tuple[Sequence[int], str]]) -> str:
     numbers: dict[str, int] = {}
     for shape, kind in tensors.values():
-        numbers[kind.lower()] = numbers.get(kind.lower(), 0) + prod(shape)
-    return _format(max(numbers, key=lambda kind: numbers[kind]))
-
-
-def _format(kind: str) -> str:
-    return {"f16": "fp16", "f32": "fp32"}.get(kind.lower(), kind.lower())
+        numbers[kind] = numbers.get(kind, 0) + prod(shape)
+    return max(numbers, key=lambda kind: numbers[kind])
 
 
 def _groups(

@@ -9,20 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headway.core.errors import BadInput
-
-# Bytes per number. The nominal figure is the text's (B1, B3: s_W, s_KV); the stored figure adds the scales and zero
-# points a real checkpoint of that format carries: one 16-bit scale and a 4-bit zero per group of 128 (GPTQ, AWQ), one
-# 8-bit scale per 32 (MX) or 16 (NVFP4), GGUF blocks of 32 or 256 as laid out by ggml.
-NOMINAL_BYTES = {
-    "fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0,
-    "int4": 0.5, "fp4": 0.5, "nvfp4": 0.5, "mxfp4": 0.5,
-}  # fmt: skip
-STORED_BYTES = NOMINAL_BYTES | {
-    "int4": 0.5 + (2 + 0.5) / 128, "nvfp4": 0.5 + 1 / 16, "fp4": 0.5 + 1 / 16, "mxfp4": 0.5 + 1 / 32,
-    "q8_0": 34 / 32, "q6_k": 210 / 256, "q5_k": 176 / 256, "q5_0": 22 / 32, "q5_1": 24 / 32,
-    "q4_k": 144 / 256, "q4_0": 18 / 32, "q4_1": 20 / 32, "q3_k": 110 / 256, "q2_k": 84 / 256,
-}  # fmt: skip
+from headway.shape.formats import find_format, nominal_bytes
 
 
 class KVGroup(msgspec.Struct, frozen=True):
@@ -225,19 +212,11 @@ def weight_bytes(shape: ModelShape, precision: str | None = None) -> float:
     return nominal_bytes(precision) * shape.n_params
 
 
-def nominal_bytes(precision: str, field: str = "--precision") -> float:
-    """s_W or s_KV of a named number format."""
-    if precision not in NOMINAL_BYTES:
-        raise BadInput(field, f"{precision!r} is not a number format; accepted: {', '.join(NOMINAL_BYTES)}")
-    return NOMINAL_BYTES[precision]
-
-
 def store_as(shape: ModelShape, precision: str) -> ModelShape:
     """The same model with its matrices quantised to `precision`; embedding, head, router and norms keep 16 bits, as
-    the quantisers leave them. fp32 and 16-bit formats apply to every weight."""
-    size = STORED_BYTES.get(precision)
-    if size is None:
-        raise BadInput("--precision", f"{precision!r} is not a number format; accepted: {', '.join(STORED_BYTES)}")
+    the quantisers leave them. 32 and 16-bit formats apply to every weight."""
+    format = find_format(precision)
+    size = format.width
     wide = size if size >= 2 else 2.0
     counts = shape.params
     stored = ByRole(
@@ -245,4 +224,4 @@ def store_as(shape: ModelShape, precision: str) -> ModelShape:
         attention=counts.attention * size, mlp=counts.mlp * size, shared=counts.shared * size,
         experts=counts.experts * size, gathered=counts.gathered * wide,
     )  # fmt: skip
-    return msgspec.structs.replace(shape, stored=stored, weight_format=precision)
+    return msgspec.structs.replace(shape, stored=stored, weight_format=format.name)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from headway.core.errors import BadInput
-from headway.shape.model import STORED_BYTES
+from headway.shape.formats import FORMATS, Format, grouped_width
 from headway.shape.tensors import Tensor
 
 NEVER = {"embed", "gathered", "head", "router", "norm"}  # roles these quantisers leave in 16 bits
@@ -26,18 +26,18 @@ class Stored(NamedTuple):
     kv: float | None
 
 
-def stored(config: Mapping[str, Any], dtype: str) -> Stored:
+def stored(config: Mapping[str, Any], dtype: Format) -> Stored:
     """Read `quantization_config` (empty mapping: everything in `dtype`)."""
-    wide = STORED_BYTES[dtype]
+    wide = dtype.width
     if not config:
-        return Stored(lambda tensor: wide, dtype, None)
+        return Stored(lambda tensor: wide, dtype.name, None)
     method = config.get("quant_method")
     if method is None and "quant_algo" in config:
         method = "modelopt"
     number_format, ignored, kv = _read(str(method), config)
-    packed = STORED_BYTES[number_format]
+    packed = FORMATS[number_format].width
     if number_format == "int4" and isinstance(group := _group_size(config), int) and group > 0:
-        packed = 0.5 + 2.5 / group  # one 16-bit scale and one 4-bit zero per group
+        packed = grouped_width(4, group)
 
     def size(tensor: Tensor) -> float:
         if tensor.role in NEVER or len(tensor.shape) < 2 or "conv1d" in tensor.name or tensor.name.endswith("_bias"):

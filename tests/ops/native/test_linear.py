@@ -11,7 +11,8 @@ import pytest
 from headway.ops.blocks import BLOCKS
 from headway.ops.native.backend import NativeBackend
 from headway.ops.reference import ACTIVATIONS
-from headway.ops.weight import FORMATS, Weight
+from headway.ops.weight import Weight
+from headway.shape.formats import FORMATS
 from tests.ops.native.harness import FACTORS, ONE_LAYER, blocks, kernels, matrix, quantised, random, run, step, vector
 
 INTEGERS = [
@@ -28,7 +29,7 @@ FLOATS = ["f32", "f16", "bf16"]
 
 def whole_blocks(format: str, inputs: int) -> int:
     """`inputs`, or the next size that the format allows."""
-    return -(-inputs // FORMATS[format][0]) * FORMATS[format][0]
+    return -(-inputs // FORMATS[format].numbers) * FORMATS[format].numbers
 
 
 def weight(format: str, out: int, inputs: int, seed: int = 1) -> Weight:

@@ -22,12 +22,13 @@ import numpy as np
 
 from headway.core.errors import BadInput, ModelFileError
 from headway.ops import native
-from headway.ops.blocks import BLOCKS
+from headway.ops.blocks import READERS
 from headway.ops.native.packed import PackCache
 from headway.ops.protocol import CacheLayout, Forward, Prepared, Program, Rope, StepBatch
 from headway.ops.weight import GROUPS, NOT_FINITE, Weight
 from headway.sampling.logits import Logits
 from headway.sampling.table import Draws
+from headway.shape.formats import FORMATS
 
 _TARGETS = {"stored": 0, "int8": 128, "int4": 32}  # and the default group
 _WIDE = ("embed", "head")  # parts that stay at 8 bits: errors here reach the logits
@@ -84,7 +85,7 @@ class NativeBackend:
             self._engine = self._module.Engine(threads, kernels or "", kv_dtype == "f32")
         except ValueError as error:
             raise BadInput("kernels", str(error)) from None
-        self.kv_dtype_bytes = 4.0 if kv_dtype == "f32" else 2.0
+        self.kv_dtype_bytes = FORMATS[kv_dtype].width
         self._weights, self._group = weights, group
         self._cache = None if pack_cache is None else PackCache(pack_cache, self._engine, f"{weights}, {group}")
         self._groups = 0
@@ -119,7 +120,7 @@ class NativeBackend:
 
     def _target(self, format: str, wide: bool) -> tuple[str, int]:
         """What a matrix stored so is quantised to, and its group; ("", 0): it is held as stored."""
-        if self._weights == "stored" or format in BLOCKS:
+        if self._weights == "stored" or format in READERS:
             return "", 0
         target = "int8" if wide else self._weights
         return target, self._group or _TARGETS[target]
@@ -143,8 +144,7 @@ class NativeBackend:
             matrix = self._pack(weight, target, group)
             if cache is not None:
                 cache.keep(weight, target, group, matrix)
-        integer = target or weight.format in BLOCKS
-        self._bytes["int8" if integer else "fp32" if weight.format == "f32" else "bf16"] += matrix.nbytes
+        self._bytes["int8" if target else FORMATS[weight.format].multiplied_on_cpu] += matrix.nbytes
         return matrix
 
     def _pack(self, weight: Weight, target: str, group: int) -> Any:
