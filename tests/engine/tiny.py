@@ -15,15 +15,19 @@ from headway.engine.loop import EngineLoop
 from headway.engine.messages import Delta, Refusal, Submit
 from headway.executor.model import ModelExecutor
 from headway.model import llama
+from headway.model.config import DecoderConfig
+from headway.model.family import full_attention
+from headway.model.rope import RopeConfig
+from headway.model.tensors import tensors_of
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
 from headway.ops.weight import Weight
 from headway.scheduling.scheduler import Scheduler
 
 VOCAB = 64
-CONFIG = llama.LlamaConfig(
+CONFIG = DecoderConfig(
     layers=2, heads=4, kv_heads=2, head_dim=8, hidden_size=32, intermediate_size=64, vocab_size=VOCAB,
-    context_length=256, norm_eps=1e-5, rope_theta=10000.0,
+    context_length=256, norm_eps=1e-5, rope=RopeConfig(10000.0),
 )  # fmt: skip
 NO_EOS = VOCAB - 1  # id that prompts avoid, so that it can serve as a stop id
 
@@ -32,8 +36,8 @@ def weights(seed: int = 0) -> dict[str, Weight]:
     """Random float32 weights by role, spread enough that the two likeliest tokens seldom tie."""
     rng = np.random.default_rng(seed)
     made = {}
-    for role in llama.tensor_names(CONFIG, gguf=False):
-        shape = llama.tensor_shape(CONFIG, role)
+    for role, spec in tensors_of(CONFIG).items():
+        shape = spec.shape(CONFIG)
         values = (
             rng.normal(0, 1 if role == "embed" else shape[-1] ** -0.5 * 2, shape) if len(shape) > 1 else np.ones(shape)
         )
@@ -47,8 +51,8 @@ class TinyModel:
     def __init__(self, backend: Backend | None = None) -> None:
         self.backend = backend or ReferenceBackend(poison=True)
         prepared = {role: self.backend.prepare(weight) for role, weight in weights().items()}
-        self._forward = llama.build(CONFIG, prepared, llama.rope(CONFIG))
-        self._groups = llama.kv_groups(CONFIG, self.backend.kv_dtype_bytes)
+        self._forward = llama.build(CONFIG, prepared)
+        self._groups = full_attention(CONFIG, self.backend.kv_dtype_bytes)
 
     def loop(
         self, *, blocks: int = 400, max_rows: int = 16, log: EventLog | None = None, **scheduler: Any

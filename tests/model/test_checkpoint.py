@@ -13,7 +13,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from headway.core.errors import ModelFileError
-from headway.model.llama import rope
 from headway.model.load import describe, load
 from headway.ops.reference import ReferenceBackend
 from tests.model.checkpoints import LLAMA3, make, to_gguf
@@ -122,7 +121,7 @@ def test_both_spellings_at_once_mean_what_they_mean_in_transformers(folder: Path
     change(folder / "config.json", rope_parameters=..., rope_theta=...)
     change(folder / "config.json", **fields)
     theirs = LlamaRotaryEmbedding(transformers.LlamaConfig.from_pretrained(folder)).inv_freq.numpy()
-    np.testing.assert_allclose(rope(describe(folder).config).inv_freq, theirs, rtol=1e-6)
+    np.testing.assert_allclose(describe(folder).config.rope.of(16).inv_freq, theirs, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +232,7 @@ def test_a_gguf_that_asks_for_something_else_is_refused(tmp_path: Path, keys: di
     ],
 )
 def test_linear_rope_scaling_of_a_gguf(tmp_path: Path, keys: dict[str, Any], factor: float) -> None:
-    assert describe(tiny_gguf(tmp_path / "m.gguf", **keys)).config.rope_linear == factor
+    assert describe(tiny_gguf(tmp_path / "m.gguf", **keys)).config.rope.linear == factor
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 1)])

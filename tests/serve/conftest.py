@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from headway.model import llama
+from headway.model.config import DecoderConfig
+from headway.model.rope import RopeConfig
+from headway.model.tensors import tensors_of
 from tests.text.small_tokenizers import train_byte_level
 
 SERVER = str(Path(__file__).with_name("mock_server.py"))
@@ -126,15 +128,15 @@ def write_tiny_checkpoint(folder: Path) -> None:
     """A two-layer random Llama with a byte-level tokenizer, as a Hugging Face folder."""
     tokenizer = train_byte_level()
     size = tokenizer.get_vocab_size()
-    config = llama.LlamaConfig(
+    config = DecoderConfig(
         layers=2, heads=4, kv_heads=2, head_dim=16, hidden_size=64, intermediate_size=96, vocab_size=size,
-        context_length=1024, norm_eps=1e-5, rope_theta=10000.0,
+        context_length=1024, norm_eps=1e-5, rope=RopeConfig(10000.0),
     )  # fmt: skip
     rng = np.random.default_rng(0)
     tensors = {}
-    for role, name in llama.tensor_names(config, gguf=False).items():
-        shape = llama.tensor_shape(config, role)
-        tensors[name] = (np.ones(shape) if len(shape) == 1 else rng.normal(0, 0.15, shape)).astype(np.float32)
+    for spec in tensors_of(config).values():
+        shape = spec.shape(config)
+        tensors[spec.hf] = (np.ones(shape) if len(shape) == 1 else rng.normal(0, 0.15, shape)).astype(np.float32)
     save_file(tensors, folder / "model.safetensors")
     written = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": size, "hidden_size": 64,

@@ -16,6 +16,10 @@ import numpy as np
 from headway.measure.fit import Observation, fit_regimes
 from headway.measure.trial import Point, Trial, observe
 from headway.model import llama
+from headway.model.config import DecoderConfig
+from headway.model.family import full_attention
+from headway.model.rope import RopeConfig
+from headway.model.tensors import tensors_of
 from headway.ops.protocol import Backend
 from headway.ops.weight import Weight
 from headway.roofline.hardware import Hardware
@@ -24,9 +28,9 @@ from headway.roofline.step import StepTime
 from headway.shape.formats import stored_bytes
 from headway.shape.model import ByRole, ModelShape
 
-NARROW = llama.LlamaConfig(
+NARROW = DecoderConfig(
     layers=9, heads=12, kv_heads=4, head_dim=64, hidden_size=768, intermediate_size=2048, vocab_size=24576,
-    context_length=2048, norm_eps=1e-5, rope_theta=10000.0, tied=True,
+    context_length=2048, norm_eps=1e-5, rope=RopeConfig(10000.0), tied=True,
 )  # fmt: skip
 WIDE = replace(NARROW, layers=2, heads=32, kv_heads=8, hidden_size=2048, intermediate_size=8192, vocab_size=12288)
 POINTS = (
@@ -38,25 +42,24 @@ SIZES = (("narrow", NARROW), ("wide", WIDE))
 STEPS = len(SIZES) * len(POINTS) * ROUNDS  # measured for one format
 
 
-def synthetic(config: llama.LlamaConfig, name: str, backend: Backend, format: str) -> tuple[Trial, ModelShape]:
+def synthetic(config: DecoderConfig, name: str, backend: Backend, format: str) -> tuple[Trial, ModelShape]:
     """A model of zeros on a backend, with matrices stored in `format`, ready to run `POINTS`."""
     prepared, params, taken = {}, Counter[str](), Counter[str]()
-    for role in llama.tensor_names(config, gguf=False):
-        shape = llama.tensor_shape(config, role)
+    for role, spec in tensors_of(config).items():
+        shape = spec.shape(config)
         stored = format if len(shape) > 1 else "f32"
         data = np.empty(stored_bytes(stored, shape), np.uint8)
         data.fill(0)  # written, so that it is memory of its own
-        part = "embed" if role == "embed" else "norm" if len(shape) == 1 else "mlp"
         before = backend.weight_bytes
         prepared[role] = backend.prepare(Weight(role, shape, stored, data))
-        taken[part] += backend.weight_bytes - before
-        params[part] += int(np.prod(shape))
-    groups = llama.kv_groups(config, backend.kv_dtype_bytes)
+        taken[spec.part] += backend.weight_bytes - before
+        params[spec.part] += int(np.prod(shape))
+    groups = full_attention(config, backend.kv_dtype_bytes)
     shape_ = ModelShape(
         name, "llama", config.layers, config.hidden_size, config.vocab_size, config.heads, config.kv_heads,
         config.head_dim, ByRole(**params), ByRole(**taken), groups, tied=True, weight_format=format,
     )  # fmt: skip
-    return Trial(backend, llama.build(config, prepared, llama.rope(config)), shape_, POINTS), shape_
+    return Trial(backend, llama.build(config, prepared), shape_, POINTS), shape_
 
 
 def measure_format(

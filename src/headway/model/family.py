@@ -4,34 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from headway.ops.protocol import Forward, Prepared
+from headway.model.blocks import Weights
+from headway.model.checkpoint import Checkpoint
+from headway.model.config import DecoderConfig
+from headway.model.rope import FACTORS
+from headway.model.tensors import TensorSpec, tensors_of
+from headway.ops.protocol import Forward
 from headway.ops.weight import Weight
 from headway.shape.model import KVGroup
 
-
-class Config(Protocol):
-    """What every family's config has."""
-
-    @property
-    def layers(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def tied(self) -> bool: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def intermediate_size(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def context_length(self) -> int: ...
+Build = Callable[[DecoderConfig, Weights], Forward]
 
 
 @dataclass(frozen=True)
@@ -39,15 +22,58 @@ class Decoder:
     """A checkpoint understood by its family; no tensor has been read.
 
     Attributes:
-        config: the family's config.
+        config: its sizes and constants.
         weights: the tensors to prepare, by role; each is needed once.
-        parts: role of a weight -> the part it plays in a step, a field of `roofline.shape.ByRole`.
+        parts: role of a weight -> the part it plays in a step, a field of `ByRole`.
         groups: bytes per cached number -> what it caches.
         build: prepared weights by role -> the forward pass.
     """
 
-    config: Config
+    config: DecoderConfig
     weights: dict[str, Weight]
     parts: dict[str, str]
     groups: Callable[[float], tuple[KVGroup, ...]]
-    build: Callable[[Mapping[str, Prepared]], Forward]
+    build: Callable[[Weights], Forward]
+
+
+def decoder_of(checkpoint: Checkpoint, config: DecoderConfig, layer: Mapping[str, TensorSpec], build: Build) -> Decoder:
+    """A decoder whose layers hold the tensors `layer`, all attending to every position.
+
+    Raises:
+        ModelFileError: the tensors are not exactly those.
+    """
+    tensors = checkpoint.tensors
+    if config.layers > len(tensors):  # before anything is built per layer: the count is the file's word
+        raise checkpoint.config.fault("layers", f"{config.layers} layers but only {len(tensors)} tensors")
+    specs = tensors_of(config, layer)
+    weights = checkpoint.take(
+        {role: spec.name(checkpoint.gguf) for role, spec in specs.items()},
+        {role: spec.shape(config) for role, spec in specs.items()},
+        _ignored(config),
+    )
+    return Decoder(
+        config=config,
+        weights=weights,
+        parts={role: spec.part for role, spec in specs.items()},
+        groups=lambda dtype_bytes: full_attention(config, dtype_bytes),
+        build=lambda prepared: build(config, prepared),
+    )
+
+
+def full_attention(config: DecoderConfig, dtype_bytes: float) -> tuple[KVGroup, ...]:
+    """Every layer caches all positions. A query-key pair costs 2 FLOPs per number of a head, for its score and again
+    for its value, in every query head (B2)."""
+    flops = 4.0 * config.q_width
+    return (
+        KVGroup(
+            "full", tuple(range(config.layers)), config.kv_heads, config.head_dim, config.head_dim,
+            dtype_bytes=dtype_bytes, decode_flops=flops, prefill_flops=flops,
+        ),
+    )  # fmt: skip
+
+
+def _ignored(config: DecoderConfig) -> set[str]:
+    """Tensors that some files carry beside the weights: rope tables, which are computed (HF) or read with the config
+    (GGUF), and the output matrix of a model whose config says that the embedding is used instead."""
+    tables = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(config.layers)}
+    return tables | {FACTORS} | ({"lm_head.weight"} if config.tied else set())

@@ -11,7 +11,8 @@ from pathlib import Path
 from headway.core.errors import BadInput, ModelFileError
 from headway.model import llama
 from headway.model.checkpoint import open_checkpoint, tokenizer_source
-from headway.model.family import Config, Decoder
+from headway.model.config import DecoderConfig
+from headway.model.family import Decoder
 from headway.model.source import Progress, resolve
 from headway.ops.protocol import Backend, Forward
 from headway.shape.model import ByRole, KVGroup, ModelShape
@@ -38,7 +39,7 @@ class ModelInfo:
     name: str
     path: Path
     architecture: str
-    config: Config
+    config: DecoderConfig
     tokenizer: TokenizerSource
     parameters: int
     weight_bytes: int

@@ -1,0 +1,73 @@
+"""The tensors that families are put together from: their names in each kind of file, their shapes and parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from headway.model.config import DecoderConfig
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor of a family, in one layer or beside the layers.
+
+    Attributes:
+        hf, gguf: its name in a Hugging Face folder and in a GGUF.
+        part: which it plays in a step, a field of `ByRole`.
+        dims: its shape, (out, in) of a matrix, as names of `DecoderConfig`'s widths.
+    """
+
+    hf: str
+    gguf: str
+    part: str
+    dims: tuple[str, ...]
+
+    def name(self, gguf: bool) -> str:
+        return self.gguf if gguf else self.hf
+
+    def shape(self, config: DecoderConfig) -> tuple[int, ...]:
+        return tuple(getattr(config, width) for width in self.dims)
+
+
+def _spec(hf: str, gguf: str, part: str, *dims: str) -> TensorSpec:
+    return TensorSpec(hf, gguf, part, dims)
+
+
+# By role: what forward passes know a tensor as.
+BESIDE_LAYERS = {
+    "embed": _spec("model.embed_tokens.weight", "token_embd.weight", "embed", "vocab_size", "hidden_size"),
+    "norm": _spec("model.norm.weight", "output_norm.weight", "norm", "hidden_size"),
+    "head": _spec("lm_head.weight", "output.weight", "head", "vocab_size", "hidden_size"),
+}
+LAYER = {
+    "attention_norm": _spec("input_layernorm.weight", "attn_norm.weight", "norm", "hidden_size"),
+    "q": _spec("self_attn.q_proj.weight", "attn_q.weight", "attention", "q_width", "hidden_size"),
+    "k": _spec("self_attn.k_proj.weight", "attn_k.weight", "attention", "kv_width", "hidden_size"),
+    "v": _spec("self_attn.v_proj.weight", "attn_v.weight", "attention", "kv_width", "hidden_size"),
+    "o": _spec("self_attn.o_proj.weight", "attn_output.weight", "attention", "hidden_size", "q_width"),
+    "mlp_norm": _spec("post_attention_layernorm.weight", "ffn_norm.weight", "norm", "hidden_size"),
+    "gate": _spec("mlp.gate_proj.weight", "ffn_gate.weight", "mlp", "intermediate_size", "hidden_size"),
+    "up": _spec("mlp.up_proj.weight", "ffn_up.weight", "mlp", "intermediate_size", "hidden_size"),
+    "down": _spec("mlp.down_proj.weight", "ffn_down.weight", "mlp", "hidden_size", "intermediate_size"),
+}
+QKV_BIASES = {
+    "q_bias": _spec("self_attn.q_proj.bias", "attn_q.bias", "attention", "q_width"),
+    "k_bias": _spec("self_attn.k_proj.bias", "attn_k.bias", "attention", "kv_width"),
+    "v_bias": _spec("self_attn.v_proj.bias", "attn_v.bias", "attention", "kv_width"),
+}
+O_BIAS = {"o_bias": _spec("self_attn.o_proj.bias", "attn_output.bias", "attention", "hidden_size")}
+QK_NORMS = {
+    "q_norm": _spec("self_attn.q_norm.weight", "attn_q_norm.weight", "norm", "head_dim"),
+    "k_norm": _spec("self_attn.k_norm.weight", "attn_k_norm.weight", "norm", "head_dim"),
+}
+
+
+def tensors_of(config: DecoderConfig, layer: Mapping[str, TensorSpec] = LAYER) -> dict[str, TensorSpec]:
+    """Role -> tensor of a whole model whose layers hold `layer`; the role of layer 3's "q" is "3.q"."""
+    specs = {role: spec for role, spec in BESIDE_LAYERS.items() if not (role == "head" and config.tied)}
+    for number in range(config.layers):
+        for role, spec in layer.items():
+            hf, gguf = f"model.layers.{number}.{spec.hf}", f"blk.{number}.{spec.gguf}"
+            specs[f"{number}.{role}"] = replace(spec, hf=hf, gguf=gguf)
+    return specs
