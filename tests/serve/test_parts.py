@@ -14,9 +14,10 @@ from headway.core.step import Seconds, StepShape, TokenLogprobs
 from headway.engine.ipc import Status
 from headway.engine.messages import Submit
 from headway.serve.admission import MAX_RETRY_AFTER, Backlog
-from headway.serve.dialects.openai.logprobs import CompletionLogprobs, chat_entries, joined
+from headway.serve.dialects.openai.completion_logprobs import CompletionLogprobs, joined
 from headway.serve.encode import Template, event, hole
 from headway.serve.errors import ApiError
+from headway.serve.logprobs import entries
 from headway.serve.metrics import Histogram, HttpDone, Metrics
 from tests.serve.conftest import parse_metrics
 from tests.serve.scripted import ByteTokenizer
@@ -155,6 +156,6 @@ def test_a_start_token_that_is_not_in_the_text_has_no_width() -> None:
 
 
 def test_chat_logprobs_have_raw_bytes_and_no_infinities() -> None:
-    (entry,) = chat_entries(ByteTokenizer(), [at(0xC3, -0.5, (0xC3, -0.5), (97, float("-inf")), (98, -2.0))], 2)
+    (entry,) = entries(ByteTokenizer(), [at(0xC3, -0.5, (0xC3, -0.5), (97, float("-inf")), (98, -2.0))], 2)
     assert entry["token"] == r"\xc3" and entry["bytes"] == [0xC3]
     assert [(top["token"], top["logprob"]) for top in entry["top_logprobs"]] == [(r"\xc3", -0.5), ("a", -9999.0)]

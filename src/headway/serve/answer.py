@@ -47,7 +47,7 @@ class Query:
         max_context: most tokens of prompt and output together, if that is less than the model's context.
         stream: answer piece by piece.
         echo: the answer begins with the prompt.
-        field: what the API calls messages or prompts, for errors.
+        field, limit_field: what the API calls messages or prompts, and `max_tokens`, for errors.
         id_prefix: of the answer's id.
         format: makes what writes the answer.
     """
@@ -60,6 +60,7 @@ class Query:
     stream: bool = False
     echo: bool = False
     field: str
+    limit_field: str = "max_tokens"
     id_prefix: str
     format: Callable[[Answer], Format]
 

@@ -141,8 +141,8 @@ class PromptReader:
             raise ApiError(400, f"{query.field}: {problem}", param=query.field, code="context_length_exceeded")
         if query.max_tokens is not None and query.max_tokens > left:
             problem = (
-                f"max_tokens: {tokens} prompt tokens + {query.max_tokens} output tokens are more than the context of "
-                f"{context}; at most {left} are left"
+                f"{query.limit_field}: {tokens} prompt tokens + {query.max_tokens} output tokens are more than the "
+                f"context of {context}; at most {left} are left"
             )
-            raise ApiError(400, problem, param="max_tokens", code="context_length_exceeded")
+            raise ApiError(400, problem, param=query.limit_field, code="context_length_exceeded")
         return left if query.max_tokens is None else query.max_tokens

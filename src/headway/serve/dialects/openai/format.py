@@ -8,9 +8,10 @@ from typing import Any
 from headway.core.step import TokenLogprobs
 from headway.engine.messages import Delta
 from headway.serve.answer import Answer, Choice
-from headway.serve.dialects.openai.logprobs import CompletionLogprobs, chat_entries, joined
+from headway.serve.dialects.openai.completion_logprobs import CompletionLogprobs, joined
 from headway.serve.encode import Template, event, hole, json_bytes
 from headway.serve.errors import ApiError, clean
+from headway.serve.logprobs import entries
 from headway.serve.text import Text
 
 DONE = b"data: [DONE]\n\n"
@@ -177,7 +178,7 @@ class ChatFormat(_Format):
     def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> Fields | None:
         if self._alternatives is None:
             return None
-        return {"content": chat_entries(self._tokens, logprobs, self._alternatives), "refusal": None}
+        return {"content": entries(self._tokens, logprobs, self._alternatives), "refusal": None}
 
 
 class CompletionFormat(_Format):

@@ -1,48 +1,14 @@
-"""Log-probabilities in OpenAI's two shapes: `content` entries for chat, four parallel lists for completions."""
+"""Log-probabilities of OpenAI's completions: four parallel lists."""
 
 from __future__ import annotations
 
 import codecs
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from headway.core.step import TokenLogprobs
+from headway.serve.logprobs import escaped, finite, readable
 from headway.serve.text import Text
-
-LOWEST = -9999.0  # stands for minus infinity, which JSON cannot hold
-
-
-def finite(logprob: float) -> float:
-    return logprob if math.isfinite(logprob) else LOWEST
-
-
-def readable(data: bytes) -> str | None:
-    """The token's text; None if it is a piece of a character."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def escaped(data: bytes) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def chat_entry(text: Text, token: int, logprob: float) -> dict[str, Any]:
-    data = text.token_bytes(token)
-    name = readable(data)
-    return {"token": escaped(data) if name is None else name, "logprob": finite(logprob), "bytes": list(data)}
-
-
-def chat_entries(text: Text, logprobs: Iterable[TokenLogprobs], count: int) -> list[dict[str, Any]]:
-    """Entries of `choices[].logprobs.content`, with the `count` likeliest alternatives each."""
-    entries = []
-    for position in logprobs:
-        entry = chat_entry(text, position.token, position.logprob)
-        entry["top_logprobs"] = [chat_entry(text, token, logprob) for token, logprob in position.top[:count]]
-        entries.append(entry)
-    return entries
 
 
 class CompletionLogprobs:
