@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway.serve.dialects.ollama import OLLAMA
 from headway.serve.dialects.openai import OPENAI
 
-DIALECTS = (OPENAI,)
+DIALECTS = (OPENAI, OLLAMA)
