@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from headway.plan.answers import Errors
 from headway.plan.runs import Run
-from headway.plan.score import score, summary
+from headway.plan.score import errors, score
 from headway.roofline.calibrate import METRICS, Calibration, Estimate, Range, spread_class
 from headway.roofline.constants import CONSTANTS, FIRST_TOKEN, Constant
 from headway.roofline.deployment import Columns
@@ -43,14 +44,14 @@ def report(table: Path, found: Calibration, runs: Mapping[str, Sequence[Run]], n
             entry = left_out_summary(metric, found, mine, new[kind], list(range(len(mine))))
             lines.append(row_of(f"{metric.upper()}, {kind}, group left out", entry))
             lines += split_rows(metric, found, mine, new[kind])
-            lines.append(row_of(f"{metric.upper()}, {kind}, committed fit", committed[metric][kind]))
+            lines.append(row_of(f"{metric.upper()}, {kind}, committed fit", getattr(committed, metric)[kind]))
     lines.append(f"\n{ABSTAINED}\n\n| reason | rows |\n|---|---|")
-    lines += [f"| {reason} | {count} |" for reason, count in committed["abstained"]["reasons"].items()]
+    lines += [f"| {reason} | {count} |" for reason, count in committed.abstained.reasons.items()]
     lines.append("\n## By group, TPOT with the group left out\n")
     lines.append(
         "| model | system | engine | runs | mean | median | bias | committed fit |\n|---|---|---|---|---|---|---|---|"
     )
-    fitted = {(g["model"], g["system"], g["backend"]): g["mape"] for g in committed["groups"]}
+    fitted = {(g.model, g.system, g.backend): g.mape for g in committed.groups}
     for kind, mine in runs.items():
         for name, rows in groups_of(mine).items():
             error = new[kind]["tpot"][rows] / np.array([mine[row].tpot for row in rows]) - 1
@@ -77,21 +78,19 @@ def split_rows(metric: str, found: Calibration, runs: Sequence[Run], new: Column
     ]
 
 
-def left_out_summary(
-    metric: str, found: Calibration, runs: Sequence[Run], new: Columns, rows: list[int]
-) -> dict[str, float | int | None]:
+def left_out_summary(metric: str, found: Calibration, runs: Sequence[Run], new: Columns, rows: list[int]) -> Errors:
     """Errors with the group left out, and coverage of the range a new group gets."""
     ranges = []
     for run, value in zip(runs, new[metric], strict=True):
         low, high = found.spread[metric][spread_class(run.deployment, False)]
         ranges.append(Range(value * np.exp(low), value, value * np.exp(high)))
     estimates = [Estimate("estimate", 0.0, 0.0, tpot=one, ttft=one) for one in ranges]
-    return summary(metric, list(runs), estimates, rows)
+    return errors(metric, list(runs), estimates, rows)
 
 
-def row_of(name: str, entry: dict[str, float | int | None]) -> str:
-    cells = [entry[key] for key in ("mape", "median", "bias", "coverage", "abstained")]
-    return f"| {name} | {entry['n']} | " + " | ".join("-" if cell is None else f"{cell:.1f} %" for cell in cells) + " |"
+def row_of(name: str, entry: Errors) -> str:
+    cells = [entry.mape, entry.median, entry.bias, entry.coverage, entry.abstained]
+    return f"| {name} | {entry.n} | " + " | ".join("-" if cell is None else f"{cell:.1f} %" for cell in cells) + " |"
 
 
 def groups_of(runs: Sequence[Run]) -> dict[tuple[str, str, str], list[int]]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import json
 import math
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import numpy as np
 import pytest
 
 from headway.core.errors import BadInput
+from headway.plan.answers import Errors
 from headway.plan.runs import NEEDED, read_runs
 from headway.plan.score import score
 
@@ -100,8 +103,8 @@ def test_conventions_of_the_table(tmp_path, row, expected):
 def test_a_row_that_is_no_deployment_is_skipped_with_a_reason_and_the_rest_is_scored(tmp_path, row, reason):
     found = score(table(tmp_path, row, {}))
     if reason:
-        assert found["skipped"]["n"] == 1 and next(iter(found["skipped"]["reasons"])).startswith(f"{reason}: ")
-    assert found["tpot"]["dense"]["n"] == (1 if reason else 2)
+        assert found.skipped.n == 1 and next(iter(found.skipped.reasons)).startswith(f"{reason}: ")
+    assert found.tpot["dense"].n == (1 if reason else 2)
 
 
 @pytest.mark.parametrize(
@@ -114,14 +117,15 @@ def test_a_row_that_is_no_deployment_is_skipped_with_a_reason_and_the_rest_is_sc
     ],
 )
 def test_abstained_rows_are_scored_by_the_bound_and_not_covered(tmp_path, row):
-    found = score(table(tmp_path, row))["tpot"]["dense"]
-    assert (found["n"], found["abstained"], found["coverage"]) == (1, 100.0, None)
-    assert found["bias"] != 0 and math.isfinite(found["mape"])
+    found = score(table(tmp_path, row)).tpot["dense"]
+    assert (found.n, found.abstained, found.coverage) == (1, 100.0, None)
+    assert found.bias != 0 and math.isfinite(found.mape)
 
 
 def test_the_answer_has_the_agreed_shape(tmp_path):
     found = score(table(tmp_path, {}, {"model_path": "openai/gpt-oss-120b", "precision": "fp4", "tp_size": "2"}))
     keys = {"n", "mape", "median", "bias", "coverage", "abstained"}
+    found = json.loads(msgspec.json.encode(found))
     assert all(set(found[metric][kind]) == keys for metric in ("tpot", "ttft") for kind in ("dense", "moe"))
     assert [(g["model"], g["kind"], g["n"]) for g in found["groups"]] == [
         ("meta-llama/Llama-3.1-70B", "dense", 1),
@@ -132,14 +136,7 @@ def test_the_answer_has_the_agreed_shape(tmp_path):
 
 def test_an_empty_table_scores_nothing(tmp_path):
     found = score(table(tmp_path))
-    assert found["tpot"]["moe"] == {
-        "n": 0,
-        "mape": None,
-        "median": None,
-        "bias": None,
-        "coverage": None,
-        "abstained": 0.0,
-    }
+    assert found.tpot["moe"] == Errors(0, None, None, None, None, 0.0)
 
 
 def test_a_file_that_is_no_table_is_refused_by_name(tmp_path):
@@ -162,11 +159,11 @@ def test_the_committed_accuracy_holds():
     for metric in ("tpot", "ttft"):
         for kind in ("dense", "moe"):
             n, mean, median, _, coverage, abstained = page[f"{metric.upper()}, {kind}, committed fit"]
-            entry = found[metric][kind]
-            assert entry["n"] == n
-            assert entry["mape"] <= mean + 0.1 and entry["median"] <= median + 0.1, (metric, kind)
-            assert entry["coverage"] == pytest.approx(coverage, abs=0.1)
-            assert entry["abstained"] == pytest.approx(abstained, abs=0.1)
+            entry = getattr(found, metric)[kind]
+            assert entry.n == n
+            assert entry.mape <= mean + 0.1 and entry.median <= median + 0.1, (metric, kind)
+            assert entry.coverage == pytest.approx(coverage, abs=0.1)
+            assert entry.abstained == pytest.approx(abstained, abs=0.1)
 
 
 def test_the_bars_hold_on_the_committed_page():

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from headway.core.errors import BadInput
-from headway.plan import options, report
+from headway.plan import options
+from headway.plan.answers import Search
 from headway.plan.audit import audit, fewest_bytes, judge
 from headway.plan.estimates import constants
+from headway.plan.render import document
 from headway.plan.replica import LoadedReplica
 from headway.plan.search import Wanted, search
 from headway.plan.traffic import Target, Traffic, from_trace
+from headway.report.document import write_page
 from headway.roofline.hardware import find_hardware
 from headway.roofline.profile import Profile, device_of
 from headway.roofline.step import StepTime
@@ -28,91 +30,88 @@ TRAFFIC = Traffic(rate=5, input_tokens=2000, output_tokens=400)
 TARGET = Target(ttft=1.0, tpot=0.03)
 
 
-def ranked(
-    wanted: Wanted, traffic: Traffic = TRAFFIC, target: Target = TARGET, model: str = "llama-3.1-8b"
-) -> dict[str, Any]:
+def ranked(wanted: Wanted, traffic: Traffic = TRAFFIC, target: Target = TARGET, model: str = "llama-3.1-8b") -> Search:
     return search(model, find_model(model), traffic, target, wanted)
 
 
 def test_every_listed_deployment_meets_its_targets_and_the_cheapest_is_first() -> None:
     answer = ranked(Wanted((H100, H200, B200), ("stored", "fp8")))
-    rows = answer["deployments"]
-    assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1))
-    assert [row["usd_per_hour"] for row in rows] == sorted(row["usd_per_hour"] for row in rows)
+    rows = answer.deployments
+    assert [row.rank for row in rows] == list(range(1, len(rows) + 1))
+    assert [row.usd_per_hour for row in rows] == sorted(row.usd_per_hour for row in rows)
     for row in rows:
-        assert row["ttft_ms"] <= 1000 and row["tpot_ms"] <= 30
-        assert row["goodput"] >= 5 and 0 < row["utilisation"] <= 1
-        assert set(row["flags"]) == {"vllm", "sglang"}  # our own server computes on the CPU
-        assert row["limited_by"] in ("memory", "tpot", "ttft", "throughput")
-    assert answer["kind"] == "estimate"
+        assert row.ttft_ms <= 1000 and row.tpot_ms <= 30
+        assert row.goodput >= 5 and 0 < row.utilisation <= 1
+        assert set(row.flags) == {"vllm", "sglang"}  # our own server computes on the CPU
+        assert row.limited_by in ("memory", "tpot", "ttft", "throughput")
+    assert answer.kind == "estimate"
 
 
 def test_figures_say_whether_their_engine_was_measured_on_such_a_device() -> None:
-    rows = ranked(Wanted((H100, find_hardware("mi300x")), degrees=(1,)))["deployments"]
-    basis = {row["hardware"]: row["basis"] for row in rows}
+    rows = ranked(Wanted((H100, find_hardware("mi300x")), degrees=(1,))).deployments
+    basis = {row.hardware: row.basis for row in rows}
     assert basis == {"h100-sxm": "calibrated", "mi300x": "extrapolated"}
     for row in rows:
-        if row["basis"] == "calibrated":
-            assert row["tpot_p10_ms"] < row["tpot_ms"] < row["tpot_p90_ms"]
+        if row.basis == "calibrated":
+            assert row.tpot_p10_ms < row.tpot_ms < row.tpot_p90_ms
         else:
-            assert row["tpot_p10_ms"] is None
+            assert row.tpot_p10_ms is None
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4", "q4_k", "q8_0"])
 def test_formats_nobody_measured_are_extrapolated(precision: str) -> None:
-    rows = ranked(Wanted((H100,), (precision,), degrees=(1,), split=False))["deployments"]
-    assert rows[0]["precision"] == precision
+    rows = ranked(Wanted((H100,), (precision,), degrees=(1,), split=False)).deployments
+    assert rows[0].precision == precision
     if precision != "int4":
-        assert rows[0]["basis"] == "extrapolated"
+        assert rows[0].basis == "extrapolated"
 
 
 def test_the_bill_is_shared_without_remainder() -> None:
-    for row in ranked(Wanted((H100,)))["deployments"]:
+    for row in ranked(Wanted((H100,))).deployments:
         hourly = 3600 / 1e6 * TRAFFIC.rate
-        paid = hourly * (2000 * row["usd_per_million_input"] + 400 * row["usd_per_million_output"])
-        assert paid == pytest.approx(row["usd_per_hour"])
+        paid = hourly * (2000 * row.usd_per_million_input + 400 * row.usd_per_million_output)
+        assert paid == pytest.approx(row.usd_per_hour)
 
 
 def test_more_traffic_needs_no_fewer_gpus_and_tighter_targets_none_the_less() -> None:
     wanted = Wanted((H100,), degrees=(1,), split=False)
     least = [
-        ranked(wanted, msgspec.structs.replace(TRAFFIC, rate=rate))["deployments"][0]["total_gpus"]
-        for rate in (1, 10, 50)
+        ranked(wanted, msgspec.structs.replace(TRAFFIC, rate=rate)).deployments[0].total_gpus for rate in (1, 10, 50)
     ]
     assert least == sorted(least)
-    loose = ranked(wanted, target=Target())["deployments"][0]["total_gpus"]
-    assert loose <= ranked(wanted)["deployments"][0]["total_gpus"]
+    loose = ranked(wanted, target=Target()).deployments[0].total_gpus
+    assert loose <= ranked(wanted).deployments[0].total_gpus
 
 
 def test_what_cannot_serve_is_listed_with_the_reason() -> None:
     answer = ranked(Wanted((H100, M4), degrees=(1, 3)), model="llama-3.1-70b")
-    reasons = {row["name"]: row["reason"] for row in answer["rejected"]}
+    reasons = {row.name: row.reason for row in answer.rejected}
     assert reasons["1 x h100-sxm bf16 TP1"] == "the weights do not fit"
     assert reasons["3 x h100-sxm bf16"] == "64 heads cannot be split over 3 GPUs"
     assert "no peak" in reasons["m4-max"]
-    assert answer["deployments"] == []
+    assert answer.deployments == []
     tight = ranked(Wanted((H100,)), target=Target(tpot=0.0001))
-    assert all("slower than the TPOT target" in row["reason"] for row in tight["rejected"])
+    assert all("slower than the TPOT target" in row.reason for row in tight.rejected)
 
 
 def test_budget_and_prices() -> None:
-    rows = ranked(Wanted((H100, B200), budget=6.0))["deployments"]
-    assert rows and all(row["usd_per_hour"] <= 6 for row in rows)
-    priced = ranked(Wanted((H100,), degrees=(1,), prices={"h100-sxm": 1.0}))["deployments"][0]
-    assert priced["usd_per_hour"] == priced["total_gpus"]
+    rows = ranked(Wanted((H100, B200), budget=6.0)).deployments
+    assert rows and all(row.usd_per_hour <= 6 for row in rows)
+    priced = ranked(Wanted((H100,), degrees=(1,), prices={"h100-sxm": 1.0})).deployments[0]
+    assert priced.usd_per_hour == priced.total_gpus
 
 
 def test_our_own_server_is_offered_for_cpus() -> None:
     box = device_of(Profile("box", "2026-01-01", 32, 256e9, {"32": 400e9}, {"bf16": 2e13, "fp32": 4e12}))
     wanted = Wanted((box,), degrees=(1,), prices={"box": 1.0})
-    rows = ranked(wanted, Traffic(rate=0.01, input_tokens=100, output_tokens=50), Target())["deployments"]
-    assert rows and all(row["flags"]["headway"].startswith("headway serve ") for row in rows)
+    rows = ranked(wanted, Traffic(rate=0.01, input_tokens=100, output_tokens=50), Target()).deployments
+    assert rows and all(row.flags["headway"].startswith("headway serve ") for row in rows)
 
 
 def test_latent_attention_is_also_tried_data_parallel() -> None:
     answer = ranked(Wanted((H200,), degrees=(8,), split=False), target=Target(), model="deepseek-v3")
-    assert {row["attention_dp"] for row in answer["deployments"]} == {1, 8}
-    flags = next(row["flags"] for row in answer["deployments"] if row["attention_dp"] == 8)
+    assert {row.attention_dp for row in answer.deployments} == {1, 8}
+    flags = next(row.flags for row in answer.deployments if row.attention_dp == 8)
     assert "--enable-dp-attention" in flags["sglang"] and "--data-parallel-size 8" in flags["vllm"]
 
 
@@ -132,8 +131,9 @@ def test_prefix_hits_let_a_replica_carry_more() -> None:
     assert warm > cold
 
 
-def test_the_report_is_one_page() -> None:
-    text = report.search_page(ranked(Wanted((H100,))))
+def test_the_report_is_one_page(tmp_path: Path) -> None:
+    write_page(document(ranked(Wanted((H100,)))), tmp_path / "page.html", "headway plan search")
+    text = (tmp_path / "page.html").read_text()
     assert "svg" in self_contained(text).tags and "vllm serve" in text
 
 
@@ -244,8 +244,8 @@ def test_a_file_is_counted_whole(tmp_path: Path) -> None:
         writer.writeheader()
         writer.writerows([ROW, ROW | {"tok_s_out": "400"}, ROW | {"gpu": "abacus"}])
     found = audit(path)
-    assert (found["rows"], found["checked"], found["flagged"]) == (3, 2, 1)
-    assert found["claims"][0]["row"] == 3
+    assert (found.rows, found.checked, found.flagged) == (3, 2, 1)
+    assert found.claims[0].row == 3
     path.write_text("a,b\n1,2\n")
     with pytest.raises(BadInput, match="no column for hardware"):
         audit(path)

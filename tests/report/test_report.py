@@ -19,11 +19,11 @@ EVIL = "<script>alert(1)</script>\"'&"
 def test_a_page_runs_nothing_fetches_nothing_and_escapes_everything() -> None:
     text = pages.page(EVIL, [
         pages.heading(EVIL), pages.paragraph(EVIL, "bad"), pages.preformatted(EVIL), pages.details(EVIL, EVIL),
-        pages.table([EVIL], [[EVIL]]), pages.table_of([{"a": EVIL}], {"a": EVIL}),
+        pages.table([EVIL], [[EVIL]]), pages.listing(EVIL, [EVIL]), pages.bars([(EVIL, EVIL, 1)]),
     ])  # fmt: skip
     found = self_contained(text)
     assert found.tags.count("table") == 2
-    assert text.count(pages.safe(EVIL)) == 11  # title and heading are one argument
+    assert text.count(pages.safe(EVIL)) == 13  # title and heading are one argument
 
 
 def test_the_policy_forbids_everything_but_what_is_inside() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from headway.plan.commands import Setup
+    from headway.plan.setup import Setup
 else:
     Setup = Any  # typer never sees it: `verb` fills it in
 
@@ -39,50 +40,103 @@ SETUP = {  # options every verb about one deployment has: name -> (type, flags, 
 
 Batch = Annotated[int, typer.Option("--batch", "-b", help="Sequences in one decode step.")]
 Context = Annotated[int, typer.Option("--context", "-c", help="Mean tokens cached per sequence.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-CSVFile = Annotated[Path | None, typer.Option("--csv", help="Also write the rows to this file.")]
-Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw to this .png or .svg file.")]
-HTMLFile = Annotated[Path | None, typer.Option("--html", help="Also write a page that opens offline.")]
+Reserve = Annotated[float, typer.Option("--reserve-gb", help="Memory kept for activations.")]
+MeanInput = Annotated[int, typer.Option("--input-tokens", help="Mean length of a prompt.")]
+MeanOutput = Annotated[int, typer.Option("--output-tokens", help="Mean length of an answer.")]
 Tpot = Annotated[float | None, typer.Option("--tpot-ms", help="Promised milliseconds per output token.")]
 Mfu = Annotated[float, typer.Option("--mfu", help="Share of peak arithmetic that prefill reaches.")]
 
 
-def verb(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command whose first parameter `setup` is filled from the options in `SETUP`."""
+def verb(
+    name: str, csv: str = "", plot: bool = False, must_find: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Register a command: a function from options to an answer, which is shown and written as asked.
 
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        options = [
-            inspect.Parameter(
-                key, inspect.Parameter.KEYWORD_ONLY, default=default,
-                annotation=Annotated[kind | None if default is None else kind, typer.Option(*flags, help=text)],
-            )
-            for key, (kind, flags, default, text) in SETUP.items()
-        ]  # fmt: skip
-        signature = inspect.signature(function, eval_str=True)
-        own = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values() if p.name != "setup"]
+    Args:
+        csv: field of the answer whose rows `--csv` writes. plot: whether the answer has a plot for `--plot`.
+        must_find: whether an answer without such rows is a failure, exit code 1.
+    A first parameter `setup` is filled from the options in `SETUP`.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., None]:
+        own = inspect.signature(function, eval_str=True).parameters
+        files = {"html": "Also write a page that opens offline."}
+        files |= {"csv": "Also write the rows to this file."} if csv else {}
+        files |= {"plot": "Also draw to this .png or .svg file."} if plot else {}
 
         @functools.wraps(function)
-        def command(**given: Any) -> None:
-            from headway.plan.commands import Setup
+        def command(typed: typer.Context, json: bool, **given: Any) -> None:
+            from headway.plan.setup import Setup
 
-            function(Setup(**{key: given.pop(key) for key in SETUP}), **given)
+            paths = {key: given.pop(key) for key in files}
+            check_files(paths)
+            if "setup" in own:
+                given["setup"] = Setup(**{key: given.pop(key) for key in SETUP})
+            answer = function(**given)
+            show(answer, json, csv, paths, typed)
+            if must_find and not getattr(answer, csv):
+                raise typer.Exit(1)
 
-        parameters = [*options, *own]
-        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        options = [_option(key, *described) for key, described in SETUP.items() if "setup" in own]
+        output = [_option(key, Path, (f"--{key}",), None, text) for key, text in files.items()]
+        parameters = [
+            inspect.Parameter("typed", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context), *options,
+            *(p.replace(kind=p.KEYWORD_ONLY) for p in own.values() if p.name != "setup"), *output,
+            _option("json", bool, ("--json",), False, "Print JSON."),
+        ]  # fmt: skip
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         return app.command(name)(command)
 
     return register
 
 
-def show(answer: dict[str, Any], text: Callable[[dict[str, Any]], str], as_json: bool) -> None:
-    """Print an answer as JSON or for people."""
-    if as_json:
-        import msgspec
+def _option(key: str, kind: Any, flags: tuple[str, ...], default: Any, text: str) -> inspect.Parameter:
+    kind = kind | None if default is None else kind
+    annotation: Any = Annotated[kind, typer.Option(*flags, help=text)]
+    return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
+
+def check_files(paths: dict[str, Path | None]) -> None:
+    """Refuse what cannot be written before the work."""
+    from headway.report.figures import check_plot
+    from headway.report.files import check_writable
+
+    check_plot(paths.get("plot"))
+    for key in ("html", "csv"):
+        check_writable(paths.get(key), f"--{key}")
+
+
+def show(answer: Any, as_json: bool, csv: str, paths: dict[str, Path | None], typed: typer.Context) -> None:
+    """Print an answer, as JSON or for people, and write the files asked for."""
+    import msgspec
+
+    from headway.plan.render import document
+    from headway.report import document as report
+    from headway.report.files import write_csv
+
+    if path := paths.get("csv"):
+        write_csv(msgspec.to_builtins(getattr(answer, csv, [])), path)
+    if path := paths.get("plot"):
+        report.write_plot(document(answer), path)
+    if path := paths["html"]:
+        report.write_page(document(answer), path, command_line(typed))
+    if as_json:
         print(msgspec.json.format(msgspec.json.encode(answer)).decode())
     else:
-        print(text(answer))
+        report.show(document(answer))
+
+
+def command_line(typed: typer.Context) -> str:
+    """The command as it was typed: its name, and the options that are not at their defaults."""
+    words = ["headway", "plan", str(typed.info_name)]
+    for parameter in typed.command.params:
+        value = typed.params.get(str(parameter.name))
+        if value == parameter.default or value is None:
+            continue
+        flag = parameter.opts[0] if parameter.param_type_name == "option" else ""
+        words += [part for part in (flag, "" if value is True else str(value)) if part]
+    return shlex.join(words)
 
 
 def numbers(text: str, field: str) -> list[int]:
@@ -95,7 +149,7 @@ def numbers(text: str, field: str) -> list[int]:
         raise BadInput(field, f"{text!r}; accepted: whole numbers with commas, like 1,2,4,8") from None
 
 
-@verb("step")
+@verb("step", plot=True)
 def step(
     setup: Setup,
     batch: Batch = 1,
@@ -103,15 +157,11 @@ def step(
     mbu: Annotated[float | None, typer.Option("--mbu", help="Divide the bound by this share: an estimate.")] = None,
     chunk: Annotated[int, typer.Option("--chunk", help="Prompt tokens in the same step; not in textbook mode.")] = 0,
     chunk_start: Annotated[int, typer.Option("--chunk-start", help="Tokens of that prompt computed before.")] = 0,
-    plot: Plot = None,
-    json: Json = False,
-) -> None:
+) -> Any:
     """One decode step: its seconds, what binds it, and a waterfall of its terms."""
-    from headway.plan import commands, render, report
+    from headway.plan import steps
 
-    answer = commands.step(setup, batch, context, mbu, chunk, chunk_start)
-    report.write_files(answer, plot=plot, figure=report.waterfall_figure)
-    show(answer, render.step, json)
+    return steps.step(setup, batch, context, mbu, chunk, chunk_start)
 
 
 @verb("prefill")
@@ -120,66 +170,50 @@ def prefill(
     input_tokens: Annotated[int, typer.Option("--input-tokens", help="Length of the prompt.")] = 2000,
     cached: Annotated[int, typer.Option("--cached-tokens", help="Leading tokens found in the prefix cache.")] = 0,
     mfu: Mfu = 0.5,
-    json: Json = False,
-) -> None:
+) -> Any:
     """Prefill of one prompt: the part of the time to first token that is not queueing."""
-    from headway.plan import commands, render
+    from headway.plan import steps
 
-    show(commands.prefill_answer(setup, input_tokens, mfu, cached), render.prefill, json)
+    return steps.prefill(setup, input_tokens, mfu, cached)
 
 
-@verb("frontier")
+@verb("frontier", csv="points", plot=True)
 def frontier(
     setup: Setup,
     context: Context = 4096,
     batches: Annotated[
         str | None, typer.Option("--batches", help="Batch sizes, like 1,8,64; default: a ladder.")
     ] = None,
-    reserve_gb: Annotated[float, typer.Option("--reserve-gb", help="Memory kept for activations.")] = 0.0,
-    csv: CSVFile = None,
-    plot: Plot = None,
-    json: Json = False,
-) -> None:
+    reserve_gb: Reserve = 0.0,
+) -> Any:
     """Interactivity against throughput as the batch grows: knee, critical context, ceiling."""
-    from headway.plan import commands, render, report
+    from headway.plan import steps
 
-    answer = commands.frontier(setup, context, numbers(batches, "--batches") if batches else None, reserve_gb)
-    report.write_files(answer, csv=csv, rows="points", plot=plot, figure=report.frontier_figure)
-    show(answer, render.frontier, json)
+    return steps.frontier(setup, context, numbers(batches, "--batches") if batches else None, reserve_gb)
 
 
 @verb("capacity")
-def capacity(
-    setup: Setup,
-    context: Context = 4096,
-    tpot_ms: Tpot = None,
-    reserve_gb: Annotated[float, typer.Option("--reserve-gb", help="Memory kept for activations.")] = 0.0,
-    json: Json = False,
-) -> None:
+def capacity(setup: Setup, context: Context = 4096, tpot_ms: Tpot = None, reserve_gb: Reserve = 0.0) -> Any:
     """How many sequences fit and meet the speed promised, and which limit is the first."""
-    from headway.plan import commands, render
+    from headway.plan import steps
 
-    show(commands.capacity(setup, context, tpot_ms, reserve_gb), render.capacity, json)
+    return steps.capacity(setup, context, tpot_ms, reserve_gb)
 
 
-@verb("tp")
+@verb("tp", plot=True)
 def tp(
     setup: Setup,
     degrees: Annotated[str, typer.Option("--degrees", help="GPU counts to compare.")] = "1,2,4,8",
     batch: Batch = 1,
     context: Context = 0,
-    plot: Plot = None,
-    json: Json = False,
-) -> None:
+) -> Any:
     """The decode step by tensor-parallel degree, with its all-reduces."""
-    from headway.plan import commands, render, report
+    from headway.plan import steps
 
-    answer = commands.tensor_parallel_answer(setup, numbers(degrees, "--degrees"), batch, context)
-    report.write_files(answer, plot=plot, figure=report.degrees_figure)
-    show(answer, render.tensor_parallel, json)
+    return steps.tensor_parallel(setup, numbers(degrees, "--degrees"), batch, context)
 
 
-@verb("cost")
+@verb("cost", csv="rows")
 def cost(
     setup: Setup,
     table: Annotated[
@@ -199,28 +233,23 @@ def cost(
         float, typer.Option("--utilisation", "--utilization", help="Share of the time the replica is busy.")
     ] = 1.0,
     tpot_ms: Tpot = None,
-    csv: CSVFile = None,
-    json: Json = False,
-) -> None:
+) -> Any:
     """Dollars per million input and output tokens."""
     import msgspec
 
-    from headway.plan import commands, render, report
+    from headway.plan import prices
 
     if table:
         if setup.model is None and setup.hardware is None:  # the first text's example, its rounded peak included
             setup = msgspec.structs.replace(
                 setup, model="llama-3.1-405b", hardware="h100-rounded-1e15", gpus=8, precision="fp8", kv="fp8"
             )
-        pricing = commands.Pricing(context=8192 if context is None else context, price=price, mfu=mfu)
-        answer = commands.cost_table(setup, numbers(batches, "--batches"), pricing)
-        report.write_files(answer, csv=csv, rows="rows")
-        show(answer, render.cost_table, json)
-        return
-    pricing = commands.Pricing(
+        pricing = prices.Pricing(context=8192 if context is None else context, price=price, mfu=mfu)
+        return prices.cost_table(setup, numbers(batches, "--batches"), pricing)
+    pricing = prices.Pricing(
         batch, 4096 if context is None else context, input_tokens, price, mfu, cache_hit, hit_cost, utilisation, tpot_ms
     )
-    show(commands.cost(setup, pricing), render.cost, json)
+    return prices.cost(setup, pricing)
 
 
 @verb("ratio")
@@ -232,32 +261,29 @@ def ratio(
     input_tokens: Annotated[
         int | None, typer.Option("--input-tokens", help="Length of a prompt, in exact mode; default: 2000.")
     ] = None,
-    json: Json = False,
-) -> None:
+) -> Any:
     """How many times an input token's cost an output token's is, and why."""
-    from headway.plan import commands, render
+    from headway.plan import prices
 
-    show(commands.ratio(setup, batch, context, mfu, input_tokens), render.ratio, json)
+    return prices.ratio(setup, batch, context, mfu, input_tokens)
 
 
-@verb("levers")
+@verb("levers", csv="levers")
 def levers(
     setup: Setup,
     batch: Batch = 64,
-    input_tokens: Annotated[int, typer.Option("--input-tokens", help="Mean length of a prompt.")] = 2000,
-    output_tokens: Annotated[int, typer.Option("--output-tokens", help="Mean length of an answer.")] = 500,
+    input_tokens: MeanInput = 2000,
+    output_tokens: MeanOutput = 500,
     acceptance: Annotated[float, typer.Option("--acceptance", help="Share of drafted tokens accepted.")] = 0.8,
     draft_cost: Annotated[float, typer.Option("--draft-cost", help="A draft step over a target step.")] = 0.05,
     curve: Annotated[
         str | None, typer.Option("--acceptance-curve", help="Measured tokens per step for 1,2,3... drafts.")
     ] = None,
     cache_hit: Annotated[float, typer.Option("--cache-hit", help="Share of input found in the prefix cache.")] = 0.5,
-    csv: CSVFile = None,
-    json: Json = False,
-) -> None:
+) -> Any:
     """Every lever on the price of a token: which term it changes, and by how much here."""
     from headway.core.errors import BadInput
-    from headway.plan import commands, render, report
+    from headway.plan import prices
     from headway.roofline.speculation import Draft
 
     try:
@@ -265,62 +291,46 @@ def levers(
     except ValueError:
         raise BadInput("--acceptance-curve", f"{curve!r}; accepted: numbers with commas, like 1.8,2.5,3.0") from None
     draft = Draft(acceptance, draft_cost, measured)
-    answer = commands.levers(setup, batch, input_tokens, output_tokens, draft, cache_hit)
-    report.write_files(answer, csv=csv, rows="levers")
-    show(answer, render.levers, json)
+    return prices.levers(setup, batch, input_tokens, output_tokens, draft, cache_hit)
 
 
-@verb("explain")
+@verb("explain", plot=True)
 def explain(
     setup: Setup,
     batch: Annotated[int | None, typer.Option("--batch", "-b", help="Default: the largest possible.")] = None,
     context: Context = 4096,
     tpot_ms: Tpot = None,
-    plot: Plot = None,
-    html: HTMLFile = None,
-    json: Json = False,
-) -> None:
+) -> Any:
     """Where a step's time goes, what binds it, what would help, and what would bind then."""
-    from headway.plan import render, report
-    from headway.plan.explain import explain as explained
+    from headway.plan.explain import explain
 
-    answer = explained(setup, batch, context, tpot_ms)
-    report.write_files(answer, plot=plot, figure=report.waterfall_figure, html=html, page=report.explain_page)
-    show(answer, render.explain, json)
+    return explain(setup, batch, context, tpot_ms)
 
 
 @verb("estimate")
 def estimate(
     setup: Setup,
     concurrency: Annotated[int, typer.Option("--concurrency", help="Requests in flight.")] = 64,
-    input_tokens: Annotated[int, typer.Option("--input-tokens", help="Mean length of a prompt.")] = 2000,
-    output_tokens: Annotated[int, typer.Option("--output-tokens", help="Mean length of an answer.")] = 500,
-    json: Json = False,
-) -> None:
+    input_tokens: MeanInput = 2000,
+    output_tokens: MeanOutput = 500,
+) -> Any:
     """TTFT and TPOT of served requests, from constants fitted on public runs, with their range."""
-    from headway.plan import estimates, render
+    from headway.plan.estimates import estimate
 
-    replica = setup.replica()
-    deployment = estimates.served(
-        replica.shape, replica.hardware, setup.engine, replica.precision, setup.gpus, concurrency, input_tokens,
-        output_tokens, setup.kv,
-    )  # fmt: skip
-    show(estimates.estimate(deployment), render.estimate, json)
+    return estimate(setup, concurrency, input_tokens, output_tokens)
 
 
-@app.command("score")
+@verb("score")
 def score(
     file: Annotated[Path, typer.Argument(help="A CSV of measured runs, with the columns of silicon_runs.csv.")],
-    json: Json = False,
-) -> None:
+) -> Any:
     """Hold calibrated predictions against measured runs: error, bias, coverage of the range, abstentions."""
-    from headway.plan import render
-    from headway.plan.score import score as scored
+    from headway.plan.score import score
 
-    show(scored(file), render.score, json)
+    return score(file)
 
 
-@app.command("search")
+@verb("search", csv="deployments", plot=True, must_find=True)
 def search(
     model: Annotated[str, typer.Option("--model", "-m", help="A catalogued name, hub id, folder or .gguf file.")],
     hardware: Annotated[str, typer.Option("--hardware", help="Devices with commas; `all` = every GPU with a price.")],
@@ -345,43 +355,30 @@ def search(
     ] = None,
     most: Annotated[int, typer.Option("--most", help="Deployments to list.")] = 10,
     engine: Annotated[str, typer.Option("--engine", help="Whose measured constants to take.")] = "vllm",
-    csv: CSVFile = None,
-    plot: Plot = None,
-    html: HTMLFile = None,
-    json: Json = False,
-) -> None:
-    """Rank deployments that carry this traffic within these targets, cheapest first, with the flags to run them."""
-    from headway.plan import options, render, report
+) -> Any:
+    """Rank deployments that carry this traffic within these targets, cheapest first, with the flags to run them.
+
+    Exit code 1: none does.
+    """
+    from headway.plan import options
     from headway.plan.models import load_shape
-    from headway.plan.search import Wanted
-    from headway.plan.search import search as find
+    from headway.plan.search import Wanted, search
 
     traffic = options.traffic(trace, rate, input_tokens, output_tokens, cache_hit)
     target = options.target(ttft_ms, tpot_ms, slo, percentile)
-    devices, sizes = options.devices(hardware), tuple(numbers(degrees, "--degrees"))
     wanted = Wanted(
-        devices, tuple(precisions.split(",")), kv, sizes, split, budget, options.prices(prices), most, engine
-    )
-    answer = find(model, load_shape(model), traffic, target, wanted)
-    report.write_files(
-        answer, csv=csv, rows="deployments", plot=plot, figure=report.search_figure, html=html, page=report.search_page
-    )
-    show(answer, render.search, json)
+        options.devices(hardware), tuple(precisions.split(",")), kv, tuple(numbers(degrees, "--degrees")), split,
+        budget, options.prices(prices), most, engine,
+    )  # fmt: skip
+    return search(model, load_shape(model), traffic, target, wanted)
 
 
-@app.command("audit")
-def audit(
-    file: Annotated[Path, typer.Argument(help="A CSV of published or submitted speeds.")],
-    csv: CSVFile = None,
-    json: Json = False,
-) -> None:
+@verb("audit", csv="claims")
+def audit(file: Annotated[Path, typer.Argument(help="A CSV of published or submitted speeds.")]) -> Any:
     """Flag speed claims that break physics: MBU or MFU above 1, sparse peaks, prompts counted as output."""
-    from headway.plan import render, report
-    from headway.plan.audit import audit as judge
+    from headway.plan.audit import audit
 
-    answer = judge(file)
-    report.write_files(answer, csv=csv, rows="claims")
-    show(answer, render.audit, json)
+    return audit(file)
 
 
 if __name__ == "__main__":

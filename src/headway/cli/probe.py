@@ -94,10 +94,12 @@ def knee(
     with Console(stderr=True).status("timing the layer"):
         found = measure_knee(width, sizes)
     if plot is not None:
-        from headway.plan.report import knee_figure
-        from headway.report.figures import save_figure
+        from headway.measure.probe import draw_knee
+        from headway.report.figures import new_figure, save_figure
 
-        save_figure(knee_figure(found), plot)
+        figure, axes = new_figure()
+        draw_knee(axes, found)
+        save_figure(figure, plot)
     if json:
         import msgspec
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -97,6 +98,18 @@ def measure_knee(width: int = 4096, batches: Sequence[int] = (1, 2, 4, 8, 16, 32
     flat = min(point.seconds for point in points)
     per_row = min(point.seconds / point.batch for point in points)
     return Knee(width, points, flat, per_row, flat / per_row)
+
+
+def draw_knee(axes: Any, knee: Knee) -> None:
+    """The two branches of a linear layer's time: measured points, and the roofs that enclose them."""
+    batches = [point.batch for point in knee.points]
+    axes.loglog(batches, [point.seconds * 1e3 for point in knee.points], "o-", label="measured")
+    axes.loglog(batches, [knee.weight_seconds * 1e3] * len(batches), "--", label="streaming the weights")
+    axes.loglog(batches, [knee.row_seconds * 1e3 * batch for batch in batches], "--", label="arithmetic")
+    axes.axvline(knee.batch, color="grey", linewidth=0.8)
+    title = f"One {knee.width} x {knee.width} linear layer: knee at {knee.batch:.0f}"
+    axes.set(xlabel="batch", ylabel="ms", title=title)
+    axes.legend(fontsize="small")
 
 
 def _best(run: Callable[[], object], tries: int = TRIES) -> float:

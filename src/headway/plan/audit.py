@@ -12,11 +12,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from headway.core.errors import BadInput
+from headway.plan.answers import Audit, Claim
 from headway.roofline.hardware import Hardware, find_hardware
 from headway.roofline.utilisation import mbu, mfu
 from headway.shape.catalogue import find_model, model_config
@@ -36,19 +34,7 @@ SPARSE = 1.9  # a peak this many times the dense one is the 2:4-sparse figure
 MOST_DRAFTS = 8  # tokens per step beyond which speculation is no explanation
 
 
-class Claim(msgspec.Struct, frozen=True):
-    """One row's verdict. `flags` empty: nothing impossible found. `unchecked`: why it could not be judged, if so."""
-
-    row: int
-    model: str
-    hardware: str
-    mbu: float | None
-    mfu: float | None
-    flags: tuple[str, ...]
-    unchecked: str
-
-
-def audit(path: Path) -> dict[str, Any]:
+def audit(path: Path) -> Audit:
     """Judge every row of a CSV of claims.
 
     Raises:
@@ -69,11 +55,11 @@ def audit(path: Path) -> dict[str, Any]:
             raise BadInput("FILE", f"{path} has no column for {needed}; accepted: {accepted}")
     claims = [judge(number, row) for number, row in enumerate(rows, start=2)]
     flagged = [claim for claim in claims if claim.flags]
-    return {
-        "file": str(path), "rows": len(claims), "checked": sum(1 for claim in claims if not claim.unchecked),
-        "flagged": len(flagged), "unchecked": dict(Counter(claim.unchecked for claim in claims if claim.unchecked)),
-        "claims": msgspec.to_builtins(flagged),
-    }  # fmt: skip
+    return Audit(
+        file=str(path), rows=len(claims), checked=sum(1 for claim in claims if not claim.unchecked),
+        flagged=len(flagged), unchecked=dict(Counter(claim.unchecked for claim in claims if claim.unchecked)),
+        claims=flagged,
+    )  # fmt: skip
 
 
 def judge(number: int, row: Mapping[str, str]) -> Claim:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from math import exp, log2
-from typing import Any
 
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.plan.answers import Served
+from headway.plan.setup import Setup
 from headway.roofline.calibrate import Calibration, Estimate, calibration, group_of, spread_class
 from headway.roofline.collectives import AllReduce
 from headway.roofline.constants import resolve
@@ -94,15 +95,21 @@ def served(
     )  # fmt: skip
 
 
-def estimate(deployment: Deployment, known: Calibration | None = None) -> dict[str, Any]:
+def estimate(setup: Setup, concurrency: float, input_tokens: float, output_tokens: float) -> Served:
     """TTFT and TPOT of served requests with p10-p90 ranges, or bounds and the reason for abstaining."""
-    found: Estimate = (known or calibration()).predict(deployment)
+    replica = setup.replica()
+    deployment = served(
+        replica.shape, replica.hardware, setup.engine, replica.precision, setup.gpus, concurrency, input_tokens,
+        output_tokens, setup.kv,
+    )  # fmt: skip
+    found: Estimate = calibration().predict(deployment)
     tpot = found.tpot.p50 if found.tpot else found.bound_tpot
-    return {
-        "model": deployment.shape.name, "hardware": deployment.hardware.name, "gpus": deployment.gpus,
-        "engine": deployment.engine, "precision": deployment.precision, "mode": "calibrated", "kind": found.label,
-        "concurrency": deployment.concurrency, "input_tokens": deployment.prompt, "output_tokens": deployment.output,
-        "tpot": msgspec.to_builtins(found.tpot), "ttft": msgspec.to_builtins(found.ttft),
-        "bound_tpot": found.bound_tpot, "bound_ttft": found.bound_ttft, "abstained": found.reason,
-        "seconds": tpot, "tokens_per_second": deployment.concurrency / tpot, "terms": found.terms,
-    }  # fmt: skip
+    about = msgspec.structs.replace(setup, mode="calibrated").about(
+        replica, assumptions=(f"{concurrency:g} equal requests always in flight: a closed loop (--concurrency)",)
+    )
+    return Served(
+        **about | {"precision": deployment.precision, "kind": found.label}, engine=deployment.engine,
+        concurrency=concurrency, input_tokens=input_tokens, output_tokens=output_tokens, tpot=found.tpot,
+        ttft=found.ttft, bound_tpot=found.bound_tpot, bound_ttft=found.bound_ttft, abstained=found.reason,
+        seconds=tpot, tokens_per_second=concurrency / tpot, terms=found.terms,
+    )  # fmt: skip

@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 
-from headway.plan.commands import BOUNDS, Setup, frontier, heading, step
+from headway.plan.answers import Explained, Sensitivity
+from headway.plan.setup import BOUNDS, Setup
+from headway.plan.steps import frontier, step
 from headway.roofline.capacity import Capacity, capacity
 from headway.roofline.exact import can_split
 from headway.roofline.frontier import critical_context, knee
@@ -14,32 +16,25 @@ from headway.roofline.textbook import Replica, decode, requantised
 from headway.shape.formats import nominal_bytes
 
 
-def explain(setup: Setup, batch: int | None, context: int, tpot_ms: float | None = None) -> dict[str, Any]:
-    """A waterfall of the step, its binding constraint, and the effect of one change at a time.
-
-    Each sensitivity gives tokens/s and the largest batch relative to now, at the batch then possible, and the limit
-    that holds then. Without a batch: the largest possible.
-    """
+def explain(setup: Setup, batch: int | None, context: int, tpot_ms: float | None = None) -> Explained:
+    """A waterfall of the step, its binding constraint, and the effect of one change at a time, each at the batch then
+    possible. Without a batch: the largest possible."""
     replica = setup.replica(BOUNDS)
     tpot = None if tpot_ms is None else tpot_ms * 1e-3
     now = capacity(replica, max(1, context), tpot)
     chosen = batch if batch is not None else max(1, now.batch)
-    answer = step(setup, chosen, context)
-    total = answer["seconds"]
-    return heading(setup, replica) | {
-        "batch": chosen, "context": context, "tpot_ms": tpot_ms, "seconds": total, "binds": answer["binds"],
-        "largest_term": answer["largest_term"], "largest_share": answer["terms"][answer["largest_term"]] / total,
-        "terms": answer["terms"], "tokens_per_second": chosen / total, "fits": answer["fits"],
-        "capacity": now.batch, "limited_by": now.limited_by,
-        "knee": knee(replica), "critical_context": critical_context(replica),
-        "next_limits": _next_limits(replica, now, chosen, context),
-        "sensitivities": [_sensitivity(name, replica, after, now, context, tpot) for name, after in _changes(replica)],
-        "notes": answer["notes"], "frontier": frontier(setup, context),
-    }  # fmt: skip
+    one = step(setup, chosen, context)
+    return Explained(
+        **msgspec.structs.asdict(one), tpot_ms=tpot_ms, largest_share=one.terms[one.largest_term] / one.seconds,
+        capacity=now.batch, limited_by=now.limited_by, knee=knee(replica), critical_context=critical_context(replica),
+        next_limits=_next_limits(replica, now, chosen, context),
+        sensitivities=[_sensitivity(name, replica, after, now, context, tpot) for name, after in _changes(replica)],
+        frontier=frontier(setup, context),
+    )  # fmt: skip
 
 
 def _changes(replica: Replica) -> list[tuple[str, Replica]]:
-    """One change at a time, each a deployment of its own."""
+    """One change at a time, each a replica of its own."""
     device = replica.hardware
 
     def on(**figures: Any) -> Replica:
@@ -63,15 +58,12 @@ def _changes(replica: Replica) -> list[tuple[str, Replica]]:
 
 def _sensitivity(
     name: str, before: Replica, after: Replica, now: Capacity, context: int, tpot: float | None
-) -> dict[str, Any]:
-    """Effect at the largest batch each deployment allows: what an operator would gain."""
+) -> Sensitivity:
+    """Effect at the largest batch each replica allows: what an operator would gain."""
     then = capacity(after, max(1, context), tpot)
     old, new = _rate(before, now.batch, context), _rate(after, then.batch, context)
-    return {
-        "change": name, "throughput": new / old if old else None, "tokens_per_second": new,
-        "batch": then.batch / now.batch if now.batch else None, "capacity": then.batch,
-        "then_limited_by": then.limited_by,
-    }  # fmt: skip
+    batch = then.batch / now.batch if now.batch else None
+    return Sensitivity(name, new / old if old else None, new, batch, then.batch, then.limited_by)
 
 
 def _rate(replica: Replica, batch: int, context: int) -> float:
@@ -80,11 +72,9 @@ def _rate(replica: Replica, batch: int, context: int) -> float:
 
 def _next_limits(replica: Replica, now: Capacity, batch: int, context: int) -> list[str]:
     """What holds after the present limit, in words with figures."""
-    lines = []
     limits = {"memory": now.memory_batch, "tpot-memory": now.tpot_memory_batch, "tpot-compute": now.tpot_compute_batch}
-    for name, value in sorted(((n, v) for n, v in limits.items() if v is not None), key=lambda item: item[1]):
-        if value > now.batch:
-            lines.append(f"{name} at batch {value}")
+    known = sorted(((n, v) for n, v in limits.items() if v is not None), key=lambda item: item[1])
+    lines = [f"{name} at batch {value}" for name, value in known if value > now.batch]
     critical, corner = critical_context(replica), knee(replica)
     if critical is not None and context < critical and corner is not None:
         lines.append(f"arithmetic past batch {corner:.0f} (the knee), for contexts below {critical:.0f} tokens")

@@ -3,59 +3,92 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Any
 
-from headway.plan.traffic import Traffic
+from headway.plan.answers import Deployment
 from headway.roofline.deployment import MEMORY_SHARE
 from headway.shape.catalogue import hub_id
 from headway.shape.model import ModelShape
 
+PORTS = {"prefill": 8100, "decode": 8200}
+KV_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
-def engine_flags(
-    model: str, shape: ModelShape, row: dict[str, Any], traffic: Traffic, kv: str | None
-) -> dict[str, str]:
-    """One command per engine that can run it, for one replica of `row` (for a split deployment: of its decode pool)."""
+
+def engine_flags(model: str, shape: ModelShape, row: Deployment, kv: str | None) -> dict[str, str]:
+    """By engine, the lines that run one replica of each kind that `row` has. A split deployment has one for prefill,
+    one for decode and a proxy before them; hosts are called prefill-1, decode-1 and so on."""
     name = hub_id(shape.name) or model
-    longest = _longest(shape, traffic)
-    requantised = row["precision"] != shape.weight_format
-    tp, dp = row["gpus"] // row["attention_dp"], row["attention_dp"]
-    vllm = [
-        f"vllm serve {name}", f"--tensor-parallel-size {tp}", f"--max-num-seqs {row['peak_batch']}",
-        f"--max-num-batched-tokens {max(row['chunk'], row['peak_batch'])}", f"--max-model-len {longest}",
+    vllm = _vllm(name, row, row.precision != shape.weight_format, kv)
+    sglang = _sglang(name, row, row.precision != shape.weight_format, kv)
+    if row.prefill_replicas:
+        return {"vllm": _split_vllm(vllm, row), "sglang": _split_sglang(sglang, row)}
+    if row.hardware_kind != "cpu":  # `headway serve` computes on the CPU alone
+        return {"vllm": vllm, "sglang": sglang}
+    headway = (
+        f"headway serve {name} --max-rows {row.peak_batch} --max-step-tokens {row.chunk} "
+        f"--max-model-len {row.max_model_len} --step-ms {max(1, round(row.tpot_ms))}"
+    )
+    return {"headway": headway, "vllm": vllm, "sglang": sglang}
+
+
+def _vllm(name: str, row: Deployment, requantised: bool, kv: str | None) -> str:
+    """vLLM counts sequences and tensor-parallel GPUs per data-parallel rank."""
+    ranks = row.attention_dp
+    return " ".join([
+        f"vllm serve {name}", f"--tensor-parallel-size {row.gpus // ranks}",
+        *([f"--data-parallel-size {ranks}", "--enable-expert-parallel"] if ranks > 1 else []),
+        f"--max-num-seqs {ceil(row.peak_batch / ranks)}",
+        f"--max-num-batched-tokens {max(row.chunk, row.peak_batch)}", f"--max-model-len {row.max_model_len}",
         f"--gpu-memory-utilization {MEMORY_SHARE}", "--enable-prefix-caching",
-    ]  # fmt: skip
-    sglang = [
-        f"python -m sglang.launch_server --model-path {name}", f"--tp {row['gpus']}",
-        f"--max-running-requests {row['peak_batch']}", f"--chunked-prefill-size {row['chunk']}",
-        f"--context-length {longest}", "--mem-fraction-static 0.88",
-    ]  # fmt: skip
-    if dp > 1:
-        vllm += [f"--data-parallel-size {dp}", "--enable-expert-parallel"]
-        sglang += ["--enable-dp-attention", f"--dp {dp}"]
-    if requantised and row["precision"] == "fp8":
-        vllm.append("--quantization fp8")
-        sglang.append("--quantization fp8")
-    elif requantised:
-        note = f"  # needs a checkpoint quantised to {row['precision']}"
-        vllm.append(note)
-        sglang.append(note)
-    if kv == "fp8":
-        vllm.insert(-1, "--kv-cache-dtype fp8")
-        sglang.insert(-1, "--kv-cache-dtype fp8_e4m3")
-    commands = {"vllm": " ".join(vllm), "sglang": " ".join(sglang)}
-    if row["hardware_kind"] != "cpu":  # `headway serve` computes on the CPU alone
-        return commands
-    headway = [
-        f"headway serve {name}", f"--max-rows {row['peak_batch']}", f"--max-step-tokens {row['chunk']}",
-        f"--max-model-len {longest}",
-    ]  # fmt: skip
-    if row["tpot_ms"]:
-        headway.append(f"--step-ms {row['tpot_ms']:.0f}")
-    return {"headway": " ".join(headway)} | commands
+        *(["--kv-cache-dtype fp8"] if kv == "fp8" else []), *_requantised(row.precision, requantised),
+    ])  # fmt: skip
 
 
-def _longest(shape: ModelShape, traffic: Traffic) -> int:
-    """Context limit to set: what the traffic needs, rounded up to 1024, never above the model's own."""
-    need = traffic.longest or ceil(2 * (traffic.input_tokens + traffic.output_tokens))
-    rounded = ceil(need / 1024) * 1024
-    return min(rounded, shape.context) if shape.context else rounded
+def _sglang(name: str, row: Deployment, requantised: bool, kv: str | None) -> str:
+    """SGLang counts sequences and GPUs of the whole replica."""
+    ranks = row.attention_dp
+    return " ".join([
+        f"python -m sglang.launch_server --model-path {name}", f"--tp {row.gpus}",
+        *(["--enable-dp-attention", f"--dp {ranks}"] if ranks > 1 else []),
+        f"--max-running-requests {row.peak_batch}", f"--chunked-prefill-size {row.chunk}",
+        f"--context-length {row.max_model_len}", "--mem-fraction-static 0.88",
+        *(["--kv-cache-dtype fp8_e4m3"] if kv == "fp8" else []), *_requantised(row.precision, requantised),
+    ])  # fmt: skip
+
+
+def _requantised(precision: str, requantised: bool) -> list[str]:
+    """Engines make 8-bit floats out of 16 bits at load; other formats need a checkpoint of their own."""
+    if not requantised:
+        return []
+    return ["--quantization fp8"] if precision == "fp8" else [f"  # needs a checkpoint quantised to {precision}"]
+
+
+def _split_vllm(serve: str, row: Deployment) -> str:
+    """KV caches travel over NIXL; the proxy comes with vLLM's sources and decides who prefills."""
+    command, _, comment = serve.partition("  # ")
+    lines = [
+        f"VLLM_NIXL_SIDE_CHANNEL_HOST=$(hostname -i) {command} --port {PORTS[role]} --kv-transfer-config "
+        f"""'{{"kv_connector":"NixlConnector","kv_role":"{KV_ROLE[role]}"}}'""" + (f"  # {comment}" if comment else "")
+        for role in PORTS
+    ]
+    proxy = ["python tests/v1/kv_connector/nixl_integration/toy_proxy_server.py --port 8000"]
+    for kind, role in (("prefiller", "prefill"), ("decoder", "decode")):
+        hosts = _hosts(role, row)
+        proxy += [f"--{kind}-hosts", *hosts, f"--{kind}-ports", *[str(PORTS[role])] * len(hosts)]
+    return "\n".join([*lines, " ".join(proxy)])
+
+
+def _split_sglang(serve: str, row: Deployment) -> str:
+    command, _, comment = serve.partition("  # ")
+    lines = [
+        f"{command} --disaggregation-mode {role} --disaggregation-transfer-backend nixl --host 0.0.0.0 "
+        f"--port {PORTS[role]}" + (f"  # {comment}" if comment else "")
+        for role in PORTS
+    ]
+    workers = " ".join(f"--{role} http://{host}:{PORTS[role]}" for role in PORTS for host in _hosts(role, row))
+    router = f"python -m sglang_router.launch_router --pd-disaggregation {workers} --host 0.0.0.0 --port 8000"
+    return "\n".join([*lines, router])
+
+
+def _hosts(role: str, row: Deployment) -> list[str]:
+    replicas = row.prefill_replicas if role == "prefill" else row.replicas
+    return [f"{role}-{number}" for number in range(1, replicas + 1)]

@@ -1,311 +1,333 @@
-"""Answers of `headway plan` on a terminal: plain tables, units beside every figure."""
+"""Answers of `headway plan` as documents: one function per kind of answer, for the terminal and the page alike."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from functools import partial, singledispatch
 
-Answer = dict[str, Any]
+from headway.plan import figures
+from headway.plan.answers import (
+    Answer,
+    Audit,
+    Capacity,
+    Cost,
+    CostTable,
+    Deployment,
+    Explained,
+    Frontier,
+    Levers,
+    Prefill,
+    Ratio,
+    Score,
+    Search,
+    Served,
+    Step,
+    TensorParallel,
+)
+from headway.report.document import Bars, Commands, Document, Drawing, Grid, Listing, Part, Text
+from headway.report.units import count, decimal, dollars, gigabytes, seconds, times, yes
 
-
-def seconds(value: float | None) -> str:
-    """A duration in the unit that reads best."""
-    if value is None:
-        return "-"
-    for limit, scale, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
-        if value < limit:
-            return f"{value * scale:.3g} {unit}" if value else "0"
-    return f"{value:.3g} s"
-
-
-def count(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
-
-
-def times(value: float | None) -> str:
-    """A ratio to now; "-" where there is nothing now."""
-    return "-" if value is None else f"{value:.2f}x"
-
-
-def dollars(value: float | None) -> str:
-    return "-" if value is None else f"${value:,.2f}" if value >= 0.1 else f"${value:.4f}"
-
-
-def gigabytes(value: float) -> str:
-    return f"{value / 1e9:,.1f} GB"
+CACHE = {0.5: "4-bit", 1.0: "8-bit", 2.0: "16-bit", 4.0: "32-bit"}  # by bytes per number
 
 
-def title(answer: Answer) -> str:
-    """What, on what, in which precision, and whether this is a bound."""
-    gpus = f"{answer['gpus']} x " if answer.get("gpus") else ""
-    size = {2.0: "16-bit", 1.0: "8-bit", 4.0: "32-bit", 0.5: "4-bit"}.get(answer["kv_bytes_per_number"], "no")
-    return (
-        f"{answer['model']} on {gpus}{answer['hardware']}: weights {answer['precision']}, {size} cache, "
-        f"arithmetic {answer['math']}; {answer['mode']} mode, {answer['kind'].upper()}"
+@singledispatch
+def document(answer: object) -> Document:
+    """The whole answer."""
+    raise TypeError(type(answer))
+
+
+@document.register
+def _(a: Answer) -> Document:
+    """Title, what it says, its notes and its assumptions."""
+    gpus = f"{a.gpus} x " if a.gpus else ""
+    what = (
+        f"weights {a.precision}, {CACHE.get(a.kv_bytes_per_number, 'no')} cache, arithmetic {a.math}; "
+        f"{a.mode} mode, {a.kind.upper()}"
     )
+    notes = [Text(f"note: {note}", "warn") for note in a.notes]
+    parts_of = [Text(what, "kind"), *parts(a), *notes, *_assumptions(a.assumptions)]
+    return Document(f"{a.model} on {gpus}{a.hardware}", parts_of)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned right, the first left."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-
-    def line(cells: Sequence[str]) -> str:
-        first, *rest = (
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
-        )
-        return "  ".join([first, *rest]).rstrip()
-
-    return "\n".join([line(head), "  ".join("-" * w for w in widths), *(line(row) for row in rows)])
+def _assumptions(lines: list[str]) -> list[Part]:
+    return [Listing("assumed", lines, "note")]
 
 
-def waterfall(terms: dict[str, float], total: float) -> str:
-    """Seconds per term with a bar; memory and arithmetic overlap in a bound, so bars need not add up."""
-    width = max(len(name) for name in terms)
-    lines = []
-    for name, value in sorted(terms.items(), key=lambda item: -item[1]):
-        bar = "#" * min(40, round(40 * value / total)) if total else ""
-        lines.append(f"  {name.replace('_', ' '):<{width}}  {seconds(value):>9}  {bar}")
-    return "\n".join(lines)
+@singledispatch
+def parts(answer: Answer) -> list[Part]:
+    """What one kind of answer says."""
+    raise TypeError(type(answer))
 
 
-def step(a: Answer) -> str:
-    what = f"decode step, batch {a['batch']}, context {a['context']}"
-    what += f", {a['chunk']} prompt tokens beside" if a["chunk"] else ""
-    lines = [
-        title(a),
-        f"{what}: {seconds(a['seconds'])}, bound by {a['binds']}",
-        *([f"range p10-p90: {seconds(a['p10'])} to {seconds(a['p90'])} ({a['engine']})"] if "p10" in a else []),
-        f"{a['tokens_per_second']:,.0f} tok/s, {a['tokens_per_second_per_user']:,.1f} tok/s per user",
-        waterfall(a["terms"], a["seconds"]),
+def waterfall(terms: Mapping[str, float], total: float) -> Bars:
+    """Seconds per term, largest first; terms that are 0 here are left out."""
+    shown = sorted(((value, name) for name, value in terms.items() if value), reverse=True)
+    return Bars([(name.replace("_", " "), seconds(value), value / total) for value, name in shown])
+
+
+@parts.register
+def _(a: Step) -> list[Part]:
+    beside = f", {a.chunk} prompt tokens beside" if a.chunk else ""
+    lines: list[Part] = [
+        Text(f"decode step, batch {a.batch}, context {a.context}{beside}: {seconds(a.seconds)}, bound by {a.binds}")
     ]
-    if not a["fits"]:
-        lines.append("does NOT fit in memory at this batch and context")
-    return "\n".join(lines + a["notes"])
+    if a.p10 is not None:
+        lines.append(Text(f"range p10-p90: {seconds(a.p10)} to {seconds(a.p90)}"))
+    lines += [
+        Text(f"{count(a.tokens_per_second)} tok/s, {decimal(a.tokens_per_second_per_user)} tok/s per user"),
+        waterfall(a.terms, a.seconds), Drawing(partial(figures.waterfall, answer=a)),
+    ]  # fmt: skip
+    return lines if a.fits else [*lines, Text(f"does NOT fit in memory here: {_needs(a.gpus_needed)}", "bad")]
 
 
-def prefill(a: Answer) -> str:
-    return "\n".join([
-        title(a),
-        f"prefill of {a['input_tokens']} tokens ({a['cached_tokens']} cached) at {a['mfu']:.0%} MFU: "
-        f"{seconds(a['seconds'])}, {a['tokens_per_second']:,.0f} tok/s, bound by {a['binds']}",
-        waterfall(a["terms"], a["seconds"]),
+def _needs(gpus: int | None) -> str:
+    return f"needs {gpus} GPUs" if gpus else "no number of these GPUs holds it"
+
+
+@parts.register
+def _(a: Prefill) -> list[Part]:
+    cached = f" ({a.cached_tokens} cached)" if a.cached_tokens else ""
+    what = f"prefill of {a.input_tokens} tokens{cached} at {a.mfu:.0%} MFU: {seconds(a.seconds)}"
+    return [
+        Text(f"{what}, {count(a.tokens_per_second)} tok/s, bound by {a.binds}"), waterfall(a.terms, a.seconds)
+    ]  # fmt: skip
+
+
+@parts.register
+def _(a: Frontier) -> list[Part]:
+    marks = [f"{a.fits_batch} sequences fit in memory"]
+    if a.knee is not None:
+        marks.append(f"knee at batch {count(a.knee)}: arithmetic takes as long as reading the weights")
+    if a.critical_context is not None:
+        marks.append(f"critical context {count(a.critical_context)} tokens: beyond it no batch is compute-bound")
+    if a.ceiling is not None:
+        marks.append(f"ceiling {count(a.ceiling)} tok/s per GPU: no batch exceeds it")
+    rows = [
+        [str(p.batch), seconds(p.seconds), decimal(p.tokens_per_second_per_user), count(p.tokens_per_second_per_gpu),
+         p.binds, yes(p.fits)]
+        for p in a.points
+    ]  # fmt: skip
+    return [
+        Listing(f"context {a.context}", marks),
+        Grid(["batch", "step", "tok/s/user", "tok/s/GPU", "bound by", "fits"], rows),
+        Drawing(partial(figures.frontier, answer=a)),
+    ]  # fmt: skip
+
+
+@parts.register
+def _(a: Capacity) -> list[Part]:
+    limits = {f"reading within {a.tpot_ms or 0:g} ms (tpot-memory)": a.tpot_memory_batch,
+              f"arithmetic within {a.tpot_ms or 0:g} ms (tpot-compute)": a.tpot_compute_batch}  # fmt: skip
+    rows = [["memory", count(a.memory_batch)], *([k, count(v)] for k, v in limits.items() if v is not None)]
+    if not a.memory_batch:
+        return [Text(f"nothing fits, not even one sequence of {a.context} tokens: {_needs(a.gpus_needed)}", "bad")]
+    because = "" if a.batch else f" ({a.because})"
+    speed = f": {seconds(a.seconds)} per step, {count(a.tokens_per_second)} tok/s" if a.batch else ""
+    return [
+        Text(f"{a.batch} sequences of {a.context} tokens, limited by {a.limited_by}{because}{speed}"),
+        Grid(["limit", "sequences"], rows),
+        Text(f"{gigabytes(a.free_bytes)} left for the cache, {gigabytes(a.bytes_per_sequence)} per sequence"),
+    ]
+
+
+@parts.register
+def _(a: TensorParallel) -> list[Part]:
+    rows = [
+        [str(n), seconds(value), decimal(1 / value), seconds(a.terms[n]["all_reduce"]), yes(a.fits[n])]
+        for n, value in a.seconds.items()
+    ]
+    best = a.best_degree_continuous
+    return [
+        Text(f"batch {a.batch}, context {a.context}"),
+        Grid(["GPUs", "step", "tok/s/user", "all-reduce", "weights fit"], rows),
+        Text(f"best of these: {a.best_degree}" + (f"; continuous optimum at batch 1: {best:.1f}" if best else "")),
+        Drawing(partial(figures.degrees, answer=a)),
+    ]  # fmt: skip
+
+
+def _input_kind(mfu: float) -> str:
+    return "bound" if mfu == 1 else f"estimate at {mfu:.0%} MFU"
+
+
+@parts.register
+def _(a: Cost) -> list[Part]:
+    fits = "" if a.fits else "; does NOT fit in memory"
+    prompt = f"input, {_input_kind(a.mfu)}"
+    rows = [
+        ["output, bound", dollars(a.usd_per_million_output), count(a.decode_tokens_per_second)],
+        [prompt, dollars(a.usd_per_million_fresh_input), count(a.prefill_tokens_per_second)],
+    ]
+    if a.cache_hit:
+        rows.append([f"{prompt}, {a.cache_hit:.0%} cached", dollars(a.usd_per_million_input), ""])
+    return [
+        Text(f"batch {a.batch}, context {a.context}: {dollars(a.usd_per_hour)}/h{fits}"),
+        Grid(["", "$/M tokens", "tok/s"], rows),
+    ]  # fmt: skip
+
+
+@parts.register
+def _(a: CostTable) -> list[Part]:
+    rows = [
+        [str(r.batch), seconds(r.seconds), count(r.tokens_per_second), dollars(r.usd_per_million_output),
+         dollars(r.usd_per_million_input), f"{r.kv_gb:.1f}",
+         yes(r.fits) if r.fits else f"NO: {r.kv_gb:.0f} GB of {a.free_gb:.0f}"]
+        for r in a.rows
+    ]  # fmt: skip
+    return [
+        Text(f"$/M in: {_input_kind(a.mfu)}"),
+        Grid(["batch", "step", "tok/s", "$/M out", "$/M in", "KV GB", "fits"], rows),
+    ]
+
+
+@parts.register
+def _(a: Ratio) -> list[Part]:
+    prompt = f" of {a.input_tokens} tokens" if a.input_tokens else ""
+    assumed = "the bound" if a.mfu == 1 else "assumed; --mfu"
+    return [
+        Text(f"an output token costs {a.ratio:.2f} times an input token: {a.weights_part:.2f} for weights shared by "
+             f"{a.batch} only, {a.cache_part:.2f} for reading its own cache of {a.context} tokens"),
+        Text(f"input: prefill{prompt} at {a.mfu:.0%} of the peak (MFU, {assumed})"),
+    ]  # fmt: skip
+
+
+@parts.register
+def _(a: Levers) -> list[Part]:
+    rows = [
+        [r.name, r.term, times(r.throughput), seconds(r.seconds_after), count(r.batch_after), r.note] for r in a.levers
+    ]
+    now = a.levers[0]
+    return [
+        Text(f"batch {a.batch}, {a.input_tokens} tokens in, {a.output_tokens} out: now {seconds(now.seconds_before)} "
+             f"per step, {count(now.batch_before)} sequences fit"),
+        Grid(["lever", "term", "tok/s", "step", "fit", "note"], rows, left=("term", "note")),
+    ]  # fmt: skip
+
+
+@parts.register
+def _(a: Explained) -> list[Part]:
+    changes = [
+        [s.change, times(s.throughput), times(s.batch), count(s.capacity), s.then_limited_by] for s in a.sensitivities
+    ]
+    limit = f"limited by {a.limited_by}" + (f" within {a.tpot_ms:g} ms per token" if a.tpot_ms else "")
+    return [
+        *parts.dispatch(Step)(a),
+        Text(f"{a.largest_term.replace('_', ' ')} is {a.largest_share:.0%} of the step"),
+        Text(f"capacity here: {a.capacity} sequences, {limit}"),
+        *(Text(f"next: {line}") for line in a.next_limits),
+        Grid(["change", "tok/s", "batch", "sequences", "then limited by"], changes, "One change at a time"),
+        Drawing(partial(figures.frontier, answer=a.frontier)),
+    ]
+
+
+@parts.register
+def _(a: Served) -> list[Part]:
+    lines: list[Part] = [
+        Text(f"{a.engine}, {a.concurrency:g} requests in flight, {a.input_tokens:g} tokens in, {a.output_tokens:g} out")
+    ]
+    for name, found, bound in (("TTFT", a.ttft, a.bound_ttft), ("TPOT", a.tpot, a.bound_tpot)):
+        spread = f"{seconds(found.p50)}, p10-p90 {seconds(found.p10)} to {seconds(found.p90)}; " if found else ""
+        lines.append(Text(f"{name}: {spread}bound {seconds(bound)}"))
+    if a.abstained:
+        return [*lines, Text(f"abstains: {a.abstained}", "warn")]
+    return [*lines, waterfall(a.terms, a.seconds)]
+
+
+@document.register
+def _(a: Search) -> Document:
+    told = [Text(traffic(a)), Text(f"{a.kind.upper()}. {a.basis}")]
+    refused = Grid(["deployment", "reason"], [[r.name, r.reason] for r in a.rejected], "Rejected", left=("reason",))
+    if not a.deployments:
+        return Document(f"No deployment of {a.model} meets the targets", [*told, refused, *_assumptions(a.assumptions)])
+    head = ["deployment", "TTFT", "TPOT", "$/h", "$/M in", "$/M out", "used", "N+1", "limit"]
+    rows = [
+        [f"{r.rank}. {_short(r)}", seconds(r.ttft_ms / 1e3), seconds(r.tpot_ms / 1e3), dollars(r.usd_per_hour),
+         dollars(r.usd_per_million_input), dollars(r.usd_per_million_output), f"{r.utilisation:.0%}",
+         yes(r.survives_one_loss), r.limited_by]
+        for r in a.deployments
+    ]  # fmt: skip
+    first = a.deployments[0]
+    tried = f"{a.considered} tried, {len(a.rejected)} rejected" + (" (the page says why: --html)" if a.rejected else "")
+    return Document(f"Deployments for {a.model}, cheapest first", [
+        *told, Grid(head, rows), Text(f"{tried}; the first one's TPOT: {_range(first)}"), *_commands(first),
+        *_assumptions(a.assumptions),
+    ], [
+        Drawing(partial(figures.search, answer=a)), _in_full(a),
+        *(part for r in a.deployments[1:] for part in _commands(r)), *([refused] if a.rejected else []),
     ])  # fmt: skip
 
 
-def frontier(a: Answer) -> str:
+def _short(r: Deployment) -> str:
+    """The deployment in few letters: replicas, P of them for prefill and D for decode, each so many GPUs."""
+    replicas = f"{r.prefill_replicas}P+{r.replicas}D" if r.prefill_replicas else str(r.replicas)
+    dp = f" DP{r.attention_dp}" if r.attention_dp > 1 else ""
+    return f"{replicas} x TP{r.gpus}{dp} {r.hardware} {r.precision}"
+
+
+def _range(r: Deployment) -> str:
+    """p10-p90 of the TPOT, where runs like it were measured."""
+    if r.tpot_p10_ms is None or r.tpot_p90_ms is None:
+        return "no range, for no such run was measured"
+    return f"p10-p90 {seconds(r.tpot_p10_ms / 1e3)} to {seconds(r.tpot_p90_ms / 1e3)}"
+
+
+def _commands(r: Deployment) -> list[Part]:
+    """What runs it, engine by engine."""
+    each = f", each of {r.replicas} replicas" if r.replicas > 1 and not r.prefill_replicas else ""
+    return [Text(f"to run {r.rank}. {r.name}{each}:"), *(Commands(command.split("\n")) for command in r.flags.values())]
+
+
+def _in_full(a: Search) -> Grid:
+    """Every column, which a terminal has no room for."""
+    head = ["deployment", "GPUs", "goodput, req/s", "headroom", "batch (peak)", "chunk", "TPOT p10-p90", "basis",
+            "$/GPU-h"]  # fmt: skip
     rows = [
-        [str(p["batch"]), seconds(p["seconds"]), f"{p['tokens_per_second_per_user']:.1f}",
-         count(p["tokens_per_second_per_gpu"]), p["binds"], "yes" if p["fits"] else "NO"]
-        for p in a["points"]
+        [f"{r.rank}. {r.name}", str(r.total_gpus), f"{r.goodput:.3g}", f"{r.headroom:.0%}",
+         f"{r.batch:.1f} ({r.peak_batch})", str(r.chunk), _range(r), r.basis, dollars(r.price_per_gpu_hour)]
+        for r in a.deployments
     ]  # fmt: skip
-    return "\n".join([
-        title(a),
-        f"context {a['context']}: knee at batch {count(a['knee'])} (weights only), critical context "
-        f"{count(a['critical_context'])} tokens, ceiling {count(a['ceiling'])} tok/s/GPU, {a['fits_batch']} fit",
-        table(["batch", "step", "tok/s/user", "tok/s/GPU", "bound by", "fits"], rows),
-    ])  # fmt: skip
+    return Grid(head, rows, "In full", left=("basis",))
 
 
-def capacity(a: Answer) -> str:
-    lines = [title(a), f"{a['batch']} sequences of {a['context']} tokens, limited by {a['limited_by']}"]
-    if not a["batch"]:
-        lines[-1] += f" ({a['because']})"
-    rows = [["memory", count(a["memory_batch"])]]
-    if a["tpot_ms"] is not None:
-        rows.append([f"reading within {a['tpot_ms']:g} ms (tpot-memory)", count(a["tpot_memory_batch"])])
-        rows.append([f"arithmetic within {a['tpot_ms']:g} ms (tpot-compute)", count(a["tpot_compute_batch"])])
-    lines.append(table(["limit", "sequences"], rows))
-    lines.append(f"{gigabytes(a['free_bytes'])} left for the cache, {gigabytes(a['bytes_per_sequence'])} per sequence")
-    return "\n".join(lines)
-
-
-def tensor_parallel(a: Answer) -> str:
-    rows = [
-        [degree, seconds(value), f"{1 / value:,.1f}", seconds(a["terms"][degree]["all_reduce"]),
-         "yes" if a["fits"][degree] else "NO"]
-        for degree, value in a["seconds"].items()
-    ]  # fmt: skip
-    best = a["best_degree_continuous"]
-    return "\n".join([
-        title(a),
-        f"batch {a['batch']}, context {a['context']}, {a['all_reduce']}, {a['link_latency_us']:g} us per hop",
-        table(["GPUs", "step", "tok/s/user", "all-reduce", "weights fit"], rows),
-        f"best of these: {a['best_degree']}" + (f"; continuous optimum at batch 1: {best:.1f}" if best else ""),
-    ])  # fmt: skip
-
-
-def _input_kind(a: Answer) -> str:
-    return "bound" if a["mfu"] == 1 else f"estimate at {a['mfu']:.0%} MFU"
-
-
-def cost(a: Answer) -> str:
-    fits = "" if a["fits"] else "; does NOT fit in memory"
-    prompt = f"input, {_input_kind(a)}"
-    return "\n".join([
-        title(a),
-        f"batch {a['batch']}, context {a['context']}, {a['utilisation']:.0%} utilised{fits}",
-        f"{dollars(a['usd_per_hour'])}/h at {dollars(a['price_per_gpu_hour'])} per GPU-hour ({a['price_source']})",
-        table(["", "$/M tokens", "tok/s"], [
-            ["output, bound", dollars(a["usd_per_million_output"]), count(a["decode_tokens_per_second"])],
-            [prompt, dollars(a["usd_per_million_fresh_input"]), count(a["prefill_tokens_per_second"])],
-            [f"{prompt}, {a['cache_hit']:.0%} cached", dollars(a["usd_per_million_input"]), ""],
-        ]),
-    ])  # fmt: skip
-
-
-def cost_table(a: Answer) -> str:
-    rows = [
-        [str(r["batch"]), seconds(r["seconds"]), count(r["tokens_per_second"]), dollars(r["usd_per_million_output"]),
-         dollars(r["usd_per_million_input"]), f"{r['kv_gb']:.1f}",
-         "yes" if r["fits"] else f"NO: {r['kv_gb']:.0f} GB of {a['free_gb']:.0f}"]
-        for r in a["rows"]
-    ]  # fmt: skip
-    lines = [
-        title(a),
-        f"weights only; {dollars(a['price_per_gpu_hour'])} per GPU-hour; $/M in: {_input_kind(a)}; weights "
-        f"{a['weights_gb']:,.0f} GB of {a['memory_gb']:,.0f} GB; cache sized at context {a['context']}",
-        table(["batch", "step", "tok/s", "$/M out", "$/M in", "KV GB", "fits"], rows),
-    ]
-    slower = [str(r["batch"]) for r in a["rows"] if r["compute_seconds"] > r["seconds"]]
-    if slower:
-        lines.append(f"batch {', '.join(slower)}: the arithmetic, left out here, takes longer than reading the weights")
-    return "\n".join(lines)
-
-
-def ratio(a: Answer) -> str:
-    prompt = f" of {a['input_tokens']} tokens" if a["input_tokens"] else ""
-    assumed = "the bound" if a["mfu"] == 1 else "assumed; --mfu"
-    return (
-        f"{title(a)}\nan output token costs {a['ratio']:.2f} times an input token: {a['weights_part']:.2f} for weights "
-        f"shared by {a['batch']} only, {a['cache_part']:.2f} for reading its own cache of {a['context']} tokens\n"
-        f"input: prefill{prompt} at {a['mfu']:.0%} of the peak (MFU, {assumed})"
-    )
-
-
-def levers(a: Answer) -> str:
-    rows = [
-        [r["name"], r["term"], f"{r['throughput']:.2f}x",
-         f"{seconds(r['seconds_before'])} -> {seconds(r['seconds_after'])}",
-         f"{count(r['batch_before'])} -> {count(r['batch_after'])}", r["note"]]
-        for r in a["levers"]
-    ]  # fmt: skip
-    head = ["lever", "term", "tok/s", "step", "fits", "note"]
-    return f"{title(a)}\nbatch {a['batch']}, {a['input_tokens']} in, {a['output_tokens']} out\n{table(head, rows)}"
-
-
-def explain(a: Answer) -> str:
-    rows = [
-        [s["change"], times(s["throughput"]), times(s["batch"]), count(s["capacity"]), s["then_limited_by"]]
-        for s in a["sensitivities"]
-    ]
-    lines = [
-        title(a),
-        f"batch {a['batch']}, context {a['context']}: {seconds(a['seconds'])}, bound by {a['binds']}; "
-        f"{a['largest_term'].replace('_', ' ')} is {a['largest_share']:.0%} of the step",
-        waterfall(a["terms"], a["seconds"]),
-        f"capacity here: {a['capacity']} sequences, limited by {a['limited_by']}",
-        *(f"next: {line}" for line in a["next_limits"]),
-        table(["change", "tok/s", "batch", "sequences", "then limited by"], rows),
-    ]
-    return "\n".join(lines + a["notes"])
-
-
-def traffic(a: Answer) -> str:
+def traffic(a: Search) -> str:
     """The traffic and the targets in one sentence."""
-    t, target = a["traffic"], a["target"]
+    t, target = a.traffic, a.target
     promised = [
-        f"{name} {target[key] * 1e3:g} ms"
-        for name, key in (("TTFT", "ttft"), ("TPOT", "tpot"))
-        if target[key] is not None
+        f"{name} {seconds(value)}"
+        for name, value in (("TTFT", target.ttft), ("TPOT", target.tpot))
+        if value is not None
     ]
-    promise = f"; {' and '.join(promised)} for {target['share']:.0%} of requests" if promised else ""
+    promise = f"; {' and '.join(promised)} for {target.share:.0%} of requests" if promised else ""
     return (
-        f"{t['rate']:.3g} requests/s of {t['input_tokens']:.0f} tokens in ({t['cache_hit']:.0%} cached) and "
-        f"{t['output_tokens']:.0f} out ({t['source']}){promise}"
+        f"{t.rate:.3g} requests/s of {t.input_tokens:.0f} tokens in ({t.cache_hit:.0%} cached) and "
+        f"{t.output_tokens:.0f} out ({t.source}){promise}"
     )
 
 
-def _tpot(row: Answer) -> str:
-    """TPOT in ms, with its range where there is one."""
-    if row["tpot_p10_ms"] is None:
-        return f"{row['tpot_ms']:.1f}"
-    return f"{row['tpot_ms']:.1f} ({row['tpot_p10_ms']:.1f}-{row['tpot_p90_ms']:.1f})"
+@document.register
+def _(a: Audit) -> Document:
+    lines: list[Part] = [Text(f"{a.rows} claims, {a.checked} could be checked, {a.flagged} are impossible as labelled")]
+    if a.claims:
+        rows = [[str(c.row), c.model, c.hardware, "; ".join(c.flags)] for c in a.claims]
+        head = ["line", "model", "hardware", "why it cannot be"]
+        lines.append(Grid(head, rows, left=head))
+    unchecked = sorted(a.unchecked.items(), key=lambda item: -item[1])
+    lines += [Text(f"not checked: {number} x {reason}") for reason, number in unchecked[:10]]
+    return Document(a.file, lines)
 
 
-def search(a: Answer) -> str:
-    lines = [f"{a['model']}, {a['kind'].upper()}: {traffic(a)}", a["basis"]]
-    rows = [
-        [f"{r['rank']}. {r['name']}", str(r["total_gpus"]), f"{r['ttft_ms']:,.0f}", _tpot(r),
-         f"{r['goodput']:.3g}", f"{r['utilisation']:.0%}", dollars(r["usd_per_hour"]),
-         dollars(r["usd_per_million_input"]), dollars(r["usd_per_million_output"]),
-         "yes" if r["survives_one_loss"] else "no", r["limited_by"], r["basis"]]
-        for r in a["deployments"]
-    ]  # fmt: skip
-    head = [
-        "deployment",
-        "GPUs",
-        "TTFT ms",
-        "TPOT ms",
-        "goodput/s",
-        "used",
-        "$/h",
-        "$/M in",
-        "$/M out",
-        "N+1",
-        "limit",
-        "basis",
-    ]
-    if rows:
-        lines += [
-            table(head, rows),
-            "",
-            "to run the first:",
-            *(f"  {line}" for line in a["deployments"][0]["flags"].values()),
-        ]
-    else:
-        lines.append("no deployment meets the targets; reasons:")
-        lines += [f"  {row['name']}: {row['reason']}" for row in a["rejected"]]
-    return "\n".join(lines)
-
-
-def audit(a: Answer) -> str:
-    lines = [
-        f"{a['file']}: {a['rows']} claims, {a['checked']} could be checked, {a['flagged']} are impossible as labelled"
-    ]
-    for claim in a["claims"]:
-        lines.append(f"  line {claim['row']}: {claim['model']} on {claim['hardware']}: {'; '.join(claim['flags'])}")
-    unchecked = sorted(a["unchecked"].items(), key=lambda item: -item[1])
-    lines += [f"not checked: {number} x {reason}" for reason, number in unchecked[:10]]
-    return "\n".join(lines)
-
-
-def estimate(a: Answer) -> str:
-    lines = [
-        f"{a['model']} on {a['gpus']} x {a['hardware']}, {a['engine']} {a['precision']}: {a['kind'].upper()}",
-        f"{a['concurrency']:g} requests in flight, {a['input_tokens']:g} tokens in, {a['output_tokens']:g} out",
-    ]
-    for name in ("ttft", "tpot"):
-        found, bound = a[name], seconds(a["bound_" + name])
-        spread = (
-            f"{seconds(found['p50'])}, p10-p90 {seconds(found['p10'])} to {seconds(found['p90'])}; " if found else ""
-        )
-        lines.append(f"{name.upper()}: {spread}bound {bound}")
-    if a["abstained"]:
-        lines.append(f"abstains: {a['abstained']}")
-    elif a["terms"]:
-        lines.append(waterfall(a["terms"], a["seconds"]))
-    return "\n".join(lines)
-
-
-def score(a: Answer) -> str:
+@document.register
+def _(a: Score) -> Document:
     def figure(value: float | None) -> str:
         return "-" if value is None else f"{value:.1f}"
 
-    columns = ("mape", "median", "bias", "coverage", "abstained")
     rows = [
-        [f"{metric} {kind}", str(part["n"]), *(figure(part[key]) for key in columns)]
-        for metric in ("tpot", "ttft") for kind, part in a[metric].items()
+        [f"{name} {kind}", str(e.n), *map(figure, (e.mape, e.median, e.bias, e.coverage, e.abstained))]
+        for name, kinds in (("TPOT", a.tpot), ("TTFT", a.ttft)) for kind, e in kinds.items() if e.n
     ]  # fmt: skip
-    head = ["percent", "rows", "mean error", "median", "bias", "in range", "abstained"]
-    groups = [[f"{g['model']} {g['system']} {g['backend']}", str(g["n"]), figure(g["mape"])] for g in a["groups"]]
-    return table(head, rows) + "\n\n" + table(["group (TPOT)", "rows", "mean error"], groups)
+    groups = [[f"{g.model} {g.system} {g.backend}", str(g.n), figure(g.mape)] for g in a.groups]
+    return Document("Predictions against measured runs, in percent", [
+        Grid(["", "rows", "mean error", "median", "bias", "in range", "abstained"], rows),
+        Grid(["TPOT by group", "rows", "mean error"], groups),
+        *(Text(f"{one.n} rows {what}: {reason} ({rows})") for what, one in
+          (("skipped", a.skipped), ("abstained from", a.abstained)) for reason, rows in one.reasons.items()),
+    ])  # fmt: skip

@@ -13,17 +13,21 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.plan.answers import Deployment, Rejected, Search
 from headway.plan.estimates import calibrated_step, constants
 from headway.plan.flags import engine_flags
+from headway.plan.prices import price_assumption
 from headway.plan.replica import Load, LoadedReplica
 from headway.plan.traffic import Target, Traffic, check
+from headway.report.units import metric
+from headway.roofline.deployment import MEMORY_SHARE
 from headway.roofline.hardware import Hardware
 from headway.roofline.step import Layout, StepTime
 from headway.shape.formats import nominal_bytes
 from headway.shape.model import ModelShape, store_as
 
 BASIS = (
-    "Estimates: the exact step-time model with constants fitted on public runs of the engine, and queueing. Basis "
+    "The exact step-time model with constants fitted on public runs of the engine, and queueing. Basis "
     "calibrated: such runs exist on this kind of device, with their p10-p90 range; extrapolated: they do not."
 )
 DEGREES = (1, 2, 4, 8)
@@ -70,7 +74,7 @@ class Candidate(msgspec.Struct, frozen=True):
         return f"{self.gpus} x {self.device.name} {self.precision} {parallel}"
 
 
-def search(model_name: str, shape: ModelShape, traffic: Traffic, target: Target, wanted: Wanted) -> dict[str, Any]:
+def search(model_name: str, shape: ModelShape, traffic: Traffic, target: Target, wanted: Wanted) -> Search:
     """Ranked deployments (cheapest first), and the rejected ones with reasons."""
     check(traffic, target)
     if wanted.budget is not None and not wanted.budget > 0:
@@ -79,36 +83,52 @@ def search(model_name: str, shape: ModelShape, traffic: Traffic, target: Target,
         raise BadInput("--degrees", f"{min(wanted.degrees, default=0)}; accepted: whole numbers from 1")
     if wanted.most < 1:
         raise BadInput("--most", f"{wanted.most}; accepted: a whole number from 1")
-    found: list[dict[str, Any]] = []
-    rejected: list[dict[str, str]] = []
-    for candidate, refusal in candidates(shape, wanted):
-        if candidate is None:
-            rejected.append(refusal)
+    found: list[Deployment] = []
+    rejected: list[Rejected] = []
+    for candidate in candidates(shape, wanted):
+        if isinstance(candidate, Rejected):
+            rejected.append(candidate)
             continue
         for row in (_mixed(candidate, traffic, target, wanted), _split(candidate, traffic, target, wanted)):
-            if row is None:
-                continue
-            (rejected if "reason" in row else found).append(row)
+            if isinstance(row, Deployment):
+                found.append(row)
+            elif row is not None:
+                rejected.append(row)
     # ties on price are common (a split pool of the same size): the quicker first token goes first
-    found.sort(key=lambda row: (row["usd_per_hour"], row["ttft_ms"]))
-    best = found[: wanted.most]
-    for rank, row in enumerate(best, start=1):
-        row["rank"] = rank
-        row["flags"] = engine_flags(model_name, shape, row, traffic, wanted.kv)
-    return {
-        "model": shape.name, "kind": "estimate", "mode": "exact", "basis": BASIS,
-        "traffic": msgspec.to_builtins(traffic), "target": msgspec.to_builtins(target), "budget": wanted.budget,
-        "deployments": best, "considered": len(found) + len(rejected), "rejected": rejected,
-    }  # fmt: skip
+    found.sort(key=lambda row: (row.usd_per_hour, row.ttft_ms))
+    return Search(
+        model=shape.name, basis=BASIS, traffic=traffic, target=target, budget=wanted.budget,
+        deployments=[
+            msgspec.structs.replace(row, rank=rank, flags=engine_flags(model_name, shape, row, wanted.kv))
+            for rank, row in enumerate(found[: wanted.most], start=1)
+        ],
+        considered=len(found) + len(rejected), rejected=rejected, assumptions=_assumptions(traffic, wanted),
+    )  # fmt: skip
 
 
-def candidates(shape: ModelShape, wanted: Wanted) -> Iterator[tuple[Candidate | None, dict[str, str]]]:
+def _assumptions(traffic: Traffic, wanted: Wanted) -> list[str]:
+    """What the ranking rests on: prices first."""
+    priced = [(device, price_of(device, wanted)) for device in wanted.hardware]
+    lines = [
+        price_assumption(device, price, price != (device.price and device.price.typical), "--prices")
+        for device, price in priced
+        if price is not None
+    ]
+    burst = "Poisson" if traffic.arrival_cv2 == 1 else f"arrivals with a squared variation of {traffic.arrival_cv2:.2g}"
+    lines.append(f"{burst}; lengths at their mean; {traffic.cache_hit:.0%} of input cached (--cache-hit)")
+    lines.append(f"engines plan with {MEMORY_SHARE:.0%} of a device's memory")
+    if wanted.split:
+        lines.append(f"a split ships caches over {metric(NETWORK, 'B/s')} per GPU (--no-split leaves splits out)")
+    return lines
+
+
+def candidates(shape: ModelShape, wanted: Wanted) -> Iterator[Candidate | Rejected]:
     """Every replica to try, or why one is left out."""
     cached = shape if wanted.kv is None else shape.with_kv_bytes(nominal_bytes(wanted.kv, "--kv"))
     latent = any(group.kind == "latent" for group in shape.groups)
     for device in wanted.hardware:
         if not device.peaks:
-            yield None, {"name": device.name, "reason": "no peak arithmetic is catalogued: prefill cannot be timed"}
+            yield Rejected(device.name, "no peak arithmetic is catalogued: prefill cannot be timed")
             continue
         reachable = device.link.group if device.link else 1
         for precision in wanted.precisions:
@@ -117,13 +137,13 @@ def candidates(shape: ModelShape, wanted: Wanted) -> Iterator[tuple[Candidate | 
             for gpus in wanted.degrees:
                 name = f"{gpus} x {device.name} {label}"
                 if gpus > reachable:
-                    yield None, {"name": name, "reason": f"links join {reachable} of these devices at most"}
+                    yield Rejected(name, f"links join {reachable} of these devices at most")
                     continue
                 if stored.heads % gpus or (stored.kv_heads % gpus and gpus % stored.kv_heads):
-                    yield None, {"name": name, "reason": f"{stored.heads} heads cannot be split over {gpus} GPUs"}
+                    yield Rejected(name, f"{stored.heads} heads cannot be split over {gpus} GPUs")
                     continue
                 for attention_dp in sorted({1, gpus}) if latent else (1,):
-                    yield _candidate(stored, device, gpus, label, attention_dp, wanted.engine), {}
+                    yield _candidate(stored, device, gpus, label, attention_dp, wanted.engine)
 
 
 def _candidate(
@@ -146,85 +166,104 @@ def price_of(device: Hardware, wanted: Wanted) -> float | None:
     return device.price.typical if device.price else None
 
 
-def _mixed(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> dict[str, Any]:
+def _mixed(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> Deployment | Rejected:
     """Replicas that prefill and decode in the same steps."""
     replica = LoadedReplica(c.model)
     if replica.free <= 0:
-        return {"name": c.name, "reason": "the weights do not fit"}
+        return Rejected(c.name, "the weights do not fit")
+    if replica.sequence_bytes(traffic.longest) > replica.free:
+        return Rejected(
+            c.name, f"the longest request, {traffic.longest} tokens: {_too_large(replica, traffic.longest)}"
+        )
     most, limit = replica.most(traffic, target)
     if most <= 0:
-        return {"name": c.name, "reason": _why(limit, replica, traffic)}
+        return Rejected(c.name, _why(limit, replica, traffic))
     replicas = ceil(traffic.rate / most)
     load = replica.at(traffic.rate / replicas, traffic, target)
-    row = _row(c, load, load.ttft, replicas * c.gpus, traffic, wanted, load.prefill_share)
-    return row if "reason" in row else row | {
-        "name": f"{replicas} x ({c.name})", "replicas": replicas, "prefill_replicas": 0, "goodput": replicas * most,
-        "utilisation": traffic.rate / (replicas * most), "headroom": replicas * most / traffic.rate - 1,
-        "survives_one_loss": (replicas - 1) * most >= traffic.rate, "limited_by": limit,
-    }  # fmt: skip
+    return _priced(
+        c, load, load.ttft, traffic, wanted, load.prefill_share, name=f"{replicas} x ({c.name})", replicas=replicas,
+        prefill_replicas=0, goodput=replicas * most, limited_by=limit,
+        survives_one_loss=(replicas - 1) * most >= traffic.rate,
+    )  # fmt: skip
 
 
-def _split(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> dict[str, Any] | None:
+def _split(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> Deployment | Rejected | None:
     """A pool that prefills and one that decodes, the cache shipped between them; None where it makes no sense."""
     if not wanted.split or c.device.kind == "cpu":
         return None
-    reader, writer = LoadedReplica(c.model, "prefill"), LoadedReplica(c.model, "decode")
-    if reader.free <= 0:
-        return None  # the mixed row says that nothing fits
-    ship = reader.sequence_bytes(traffic.fresh_tokens) / NETWORK  # every GPU ships its own part
+    prefill, decode = LoadedReplica(c.model, "prefill"), LoadedReplica(c.model, "decode")
+    if prefill.free <= prefill.sequence_bytes(traffic.longest):
+        return None  # the mixed row says what does not fit
+    ship = prefill.sequence_bytes(traffic.fresh_tokens) / NETWORK  # every GPU ships its own part
     in_time = None if target.ttft is None else target.ttft - ship
     if in_time is not None and in_time <= 0:
-        return {"name": f"split {c.name}", "reason": "shipping one cache takes longer than the TTFT target"}
+        return Rejected(f"split {c.name}", "shipping one cache takes longer than the TTFT target")
     first = msgspec.structs.replace(target, ttft=in_time)
-    most_read, limit_read = reader.most(traffic, first)
-    most_write, limit_write = writer.most(traffic, target)
-    if most_read <= 0 or most_write <= 0:
-        limit = limit_read if most_read <= 0 else limit_write
-        return {"name": f"split {c.name}", "reason": _why(limit, reader, traffic)}
-    readers, writers = ceil(traffic.rate / most_read), ceil(traffic.rate / most_write)
-    reading = reader.at(traffic.rate / readers, traffic, first)
-    load = writer.at(traffic.rate / writers, traffic, target)
-    goodput = min(readers * most_read, writers * most_write)
-    share = readers / (readers + writers)
-    row = _row(c, load, reading.ttft + ship, (readers + writers) * c.gpus, traffic, wanted, share)
-    return row if "reason" in row else row | {
-        "name": f"{readers} prefill + {writers} decode x ({c.name})", "replicas": writers, "prefill_replicas": readers,
-        "goodput": goodput, "utilisation": traffic.rate / goodput, "headroom": goodput / traffic.rate - 1,
-        "survives_one_loss": min((readers - 1) * most_read, (writers - 1) * most_write) >= traffic.rate,
-        "limited_by": limit_read if readers * most_read < writers * most_write else limit_write,
-    }  # fmt: skip
+    most_prefill, limit_prefill = prefill.most(traffic, first)
+    most_decode, limit_decode = decode.most(traffic, target)
+    if most_prefill <= 0 or most_decode <= 0:
+        limit = limit_prefill if most_prefill <= 0 else limit_decode
+        return Rejected(f"split {c.name}", _why(limit, prefill, traffic))
+    prefills, decodes = ceil(traffic.rate / most_prefill), ceil(traffic.rate / most_decode)
+    ttft = prefill.at(traffic.rate / prefills, traffic, first).ttft + ship
+    load = decode.at(traffic.rate / decodes, traffic, target)
+    return _priced(
+        c, load, ttft, traffic, wanted, prefills / (prefills + decodes),
+        name=f"{prefills} prefill + {decodes} decode x ({c.name})", replicas=decodes, prefill_replicas=prefills,
+        goodput=min(prefills * most_prefill, decodes * most_decode),
+        limited_by=limit_prefill if prefills * most_prefill < decodes * most_decode else limit_decode,
+        survives_one_loss=min((prefills - 1) * most_prefill, (decodes - 1) * most_decode) >= traffic.rate,
+    )  # fmt: skip
 
 
-def _row(
-    c: Candidate, load: Load, ttft: float, total: int, traffic: Traffic, wanted: Wanted, prefill_share: float
-) -> dict[str, Any]:
-    """What both kinds of deployment report; a `reason` instead when it cannot be priced or is over budget."""
-    price = price_of(c.device, wanted)
+def _priced(
+    c: Candidate, load: Load, ttft: float, traffic: Traffic, wanted: Wanted, prefill_share: float, *, name: str,
+    replicas: int, prefill_replicas: int, goodput: float, **rest: Any,
+) -> Deployment | Rejected:  # fmt: skip
+    """The deployment with its bill, `prefill_share` of which is for prompts; rejected when it cannot be priced or is
+    over budget."""
+    price, total = price_of(c.device, wanted), (replicas + prefill_replicas) * c.gpus
     if price is None:
-        return {"name": c.name, "reason": "no price is catalogued; give one with --prices"}
+        return Rejected(c.name, "no price is catalogued; give one with --prices")
     hour = price * total
     if wanted.budget is not None and hour > wanted.budget:
-        return {"name": c.name, "reason": f"{total} GPUs at ${hour:,.2f}/h are over the budget"}
+        return Rejected(c.name, f"{total} GPUs at ${hour:,.2f}/h are over the budget")
     tokens = traffic.rate * 3600 / 1e6  # million requests' worth of one token, per hour
-    return {
-        "rank": 0, "name": c.name, "hardware": c.device.name, "hardware_kind": c.device.kind, "gpus": c.gpus,
-        "total_gpus": total,
-        "precision": c.precision, "attention_dp": c.attention_dp, "batch": round(load.batch, 1),
-        "peak_batch": ceil(load.peak_batch), "chunk": load.chunk, "ttft_ms": ttft * 1e3, "tpot_ms": load.tpot * 1e3,
-        "mean_tpot_ms": load.mean_tpot * 1e3, "basis": c.basis,
-        "tpot_p10_ms": None if c.low is None else load.tpot * c.low * 1e3,
-        "tpot_p90_ms": None if c.high is None else load.tpot * c.high * 1e3,
-        "price_per_gpu_hour": price, "usd_per_hour": hour,
-        "usd_per_million_input": hour * prefill_share / (tokens * traffic.input_tokens),
-        "usd_per_million_output": hour * (1 - prefill_share) / (tokens * traffic.output_tokens),
-    }  # fmt: skip
+    return Deployment(
+        rank=0, name=name, hardware=c.device.name, hardware_kind=c.device.kind, gpus=c.gpus, total_gpus=total,
+        precision=c.precision, replicas=replicas, prefill_replicas=prefill_replicas, attention_dp=c.attention_dp,
+        max_model_len=_context_limit(LoadedReplica(c.model), traffic), batch=round(load.batch, 1),
+        peak_batch=ceil(load.peak_batch), chunk=load.chunk, ttft_ms=ttft * 1e3, tpot_ms=load.tpot * 1e3,
+        mean_tpot_ms=load.mean_tpot * 1e3, basis=c.basis,
+        tpot_p10_ms=None if c.low is None else load.tpot * c.low * 1e3,
+        tpot_p90_ms=None if c.high is None else load.tpot * c.high * 1e3,
+        goodput=goodput, utilisation=traffic.rate / goodput, headroom=goodput / traffic.rate - 1,
+        price_per_gpu_hour=price, usd_per_hour=hour,
+        usd_per_million_input=hour * prefill_share / (tokens * traffic.input_tokens),
+        usd_per_million_output=hour * (1 - prefill_share) / (tokens * traffic.output_tokens), **rest,
+    )  # fmt: skip
+
+
+def _context_limit(replica: LoadedReplica, traffic: Traffic) -> int:
+    """Context limit to set: what the traffic needs, rounded up to 1024 while the memory holds it, never above the
+    model's own."""
+    shape = replica.model.shape
+    need = traffic.longest or ceil(traffic.input_tokens + traffic.output_tokens)
+    limit = ceil((traffic.longest or 2 * need) / 1024) * 1024
+    while limit > need and replica.sequence_bytes(limit) > replica.free:
+        limit = max(need, limit - 1024)
+    return min(limit, shape.context) if shape.context else limit
+
+
+def _too_large(replica: LoadedReplica, tokens: float) -> str:
+    need, free = replica.sequence_bytes(tokens) / 1e9, replica.free / 1e9
+    return f"its cache takes {need:.1f} GB of the {free:.1f} GB left per GPU"
 
 
 def _why(limit: str, replica: LoadedReplica, traffic: Traffic) -> str:
     """Why not even a trickle of requests is served."""
     if limit == "memory":
-        need, free = replica.sequence_bytes(traffic.mean_context) / 1e9, replica.free / 1e9
-        return f"one request's cache takes {need:.1f} GB of the {free:.1f} GB left per GPU, peaks counted"
+        return f"one request alone: {_too_large(replica, traffic.mean_context)}, peaks counted"
     return {
         "tpot": "one request alone is slower than the TPOT target",
         "ttft": "one prompt alone takes longer than the TTFT target",

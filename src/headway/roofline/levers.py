@@ -110,7 +110,8 @@ def _speculation(d: Replica, batch: int, context: float, draft: Draft) -> Lever:
 
     k, gain = best_length(draft, 8, [verify(k) for k in range(9)])
     fits = memory_batch(d, context)
-    note = f"best draft length {k}" if k else "a loss at this batch"
+    accepted = "as the curve says" if draft.curve else f"if {draft.acceptance:.0%} are accepted"
+    note = f"{k} drafts per step, {accepted}" if k else "a loss at this batch"
     return Lever(
         "speculative decoding", "steps per token", plain.seconds, plain.seconds / gain, plain.seconds,
         plain.seconds / gain, gain, fits, fits, note,

@@ -1,0 +1,159 @@
+"""What a token costs and what would make it cheaper: `headway plan cost`, `ratio`, `levers`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headway.core.errors import BadInput
+from headway.plan.answers import Cost, CostTable, Levers, Ratio
+from headway.plan.setup import BOUNDS, Setup, gpus_needed, whole_from
+from headway.plan.steps import kind_of
+from headway.report.units import dollars, gigabytes
+from headway.roofline import levers as lever_tables
+from headway.roofline.capacity import capacity, free_bytes
+from headway.roofline.cost import price_ratio, price_table, token_cost
+from headway.roofline.hardware import Hardware
+from headway.roofline.speculation import Draft
+from headway.roofline.textbook import decode, not_negative
+
+
+class Pricing(msgspec.Struct, frozen=True):
+    """Options of `cost` beside the set-up."""
+
+    batch: int | None = None
+    context: int = 4096
+    input_tokens: int = 2000
+    price: float | None = None
+    mfu: float = 0.5
+    cache_hit: float = 0.0
+    hit_cost: float = 0.0
+    utilisation: float = 1.0
+    tpot_ms: float | None = None
+
+
+def price_of(device: Hardware, given: float | None) -> tuple[float, str]:
+    """Dollars per GPU-hour and where the figure is from."""
+    if given is not None:
+        if not 0 <= given < float("inf"):
+            raise BadInput("--price", f"{given}; accepted: dollars per GPU-hour from 0")
+        return given, "given"
+    if device.price is None:
+        raise BadInput("--price", f"no price is catalogued for {device.name}; give dollars per GPU-hour")
+    known = device.price
+    return known.typical, f"typical of {known.low:g}-{known.high:g} $/GPU-h seen by {known.date}: {known.source}"
+
+
+def price_assumption(device: Hardware, price: float, given: bool, option: str = "--price") -> str:
+    """The price in one line, with its date; the sources stand in `plan hardware`."""
+    known = device.price
+    if given or known is None:
+        return f"{device.name} at {dollars(price)} per GPU-hour, as given"
+    span = f"typical of {dollars(known.low)} to {dollars(known.high)} seen by" if known.low < known.high else "as of"
+    return f"{device.name} at {dollars(price)} per GPU-hour, {span} {known.date} ({option})"
+
+
+def input_note(mfu: float) -> tuple[str, ...]:
+    """What an input price rests on: a bound only where prefill reaches the peak."""
+    return () if mfu == 1 else (f"prices of input are estimates: prefill at an assumed {mfu:.0%} MFU (--mfu)",)
+
+
+def cost(setup: Setup, pricing: Pricing) -> Cost:
+    """$/M input and output tokens (B9). Without a batch: the largest that fits (and meets the TPOT target)."""
+    replica = setup.replica(BOUNDS)
+    price, source = price_of(replica.hardware, pricing.price)
+    tpot = None if pricing.tpot_ms is None else pricing.tpot_ms * 1e-3
+    found = capacity(replica, max(pricing.context, 1), tpot)
+    batch = found.batch if pricing.batch is None else pricing.batch
+    if batch < 1:
+        reason = "use more time or fewer bytes"
+        if not found.memory_batch:
+            needed = gpus_needed(replica, pricing.context)
+            reason = f"weights and one sequence need {needed} GPUs" if needed else "no number of GPUs holds it"
+        raise BadInput("--batch", f"no batch is possible at this context: {found.because} allows none; {reason}")
+    step = decode(replica, batch, pricing.context)
+    tokens = token_cost(
+        replica, batch, pricing.context, price, input_tokens=pricing.input_tokens, mfu=pricing.mfu,
+        hit_share=pricing.cache_hit, hit_cost=pricing.hit_cost, utilisation=pricing.utilisation,
+    )  # fmt: skip
+    assumptions = (
+        price_assumption(replica.hardware, price, pricing.price is not None),
+        f"prompts of {pricing.input_tokens:,} tokens (--input-tokens), {pricing.cache_hit:.0%} cached (--cache-hit) at "
+        f"{pricing.hit_cost:.0%} of the cost (--hit-cost)",
+        f"busy {pricing.utilisation:.0%} of the time (--utilisation)",
+    )
+    return Cost(
+        **setup.about(replica, input_note(pricing.mfu), assumptions), batch=batch, context=pricing.context,
+        fits=batch <= found.memory_batch, price_per_gpu_hour=price, price_source=source,
+        utilisation=pricing.utilisation, mfu=pricing.mfu, cache_hit=pricing.cache_hit, seconds=step.seconds,
+        binds=step.binds, terms=step.terms,
+        ratio=tokens.usd_per_million_output / tokens.usd_per_million_input if tokens.usd_per_million_input else None,
+        **msgspec.structs.asdict(tokens),
+    )  # fmt: skip
+
+
+def cost_table(setup: Setup, batches: list[int], pricing: Pricing) -> CostTable:
+    """The first text's table (weights only), and which batches' caches do not fit at the context."""
+    replica = setup.replica()
+    price, source = price_of(replica.hardware, pricing.price)
+    if not batches or min(batches) < 1:
+        raise BadInput("--batches", "accepted: whole numbers from 1, like 1,8,64,256")
+    rows = price_table(replica, batches, pricing.context, price, pricing.mfu)
+    memory, free = setup.gpus * replica.hardware.memory, free_bytes(replica)
+    notes = list(input_note(pricing.mfu))
+    if slower := [str(row.batch) for row in rows if row.compute_seconds > row.seconds]:
+        notes.append(f"batch {', '.join(slower)}: the arithmetic, left out here, takes longer than reading the weights")
+    assumptions = (
+        "steps read the weights and nothing else",
+        price_assumption(replica.hardware, price, pricing.price is not None),
+        f"weights {gigabytes(replica.weights)} of {gigabytes(memory)}; the cache sized at context {pricing.context}",
+    )
+    return CostTable(
+        **setup.about(replica, tuple(notes), assumptions), context=pricing.context, price_per_gpu_hour=price,
+        price_source=source, mfu=pricing.mfu, weights_gb=replica.weights / 1e9, memory_gb=memory / 1e9,
+        free_gb=free / 1e9, rows=rows,
+    )  # fmt: skip
+
+
+def ratio(setup: Setup, batch: int, context: int, mfu: float = 0.5, input_tokens: int | None = None) -> Ratio:
+    """Output over input price (B9). `input_tokens`: length of a prompt, which only exact mode asks for (2000)."""
+    whole_from(1, "--batch", batch)
+    whole_from(0, "--context", context)
+    if input_tokens is not None and setup.mode == "textbook":
+        raise BadInput("--input-tokens", "the textbook ratio has no prompt length; accepted with --mode exact")
+    prompt = 2000 if input_tokens is None else input_tokens
+    whole_from(1, "--input-tokens", prompt)
+    replica = setup.replica(BOUNDS)
+    if replica.pi == float("inf"):
+        raise BadInput("--peak-tflops", f"no peak is catalogued for {replica.hardware.name}; give its TFLOP/s")
+    whole = price_ratio(replica, batch, context, mfu, prompt)
+    weights = price_ratio(replica, batch, 0, mfu, prompt)
+    return Ratio(
+        **setup.about(replica) | {"kind": kind_of(mfu)}, batch=batch, context=context, mfu=mfu,
+        input_tokens=prompt if replica.exact else None, ratio=whole, weights_part=weights, cache_part=whole - weights,
+    )  # fmt: skip
+
+
+def levers(setup: Setup, batch: int, input_tokens: int, output_tokens: int, draft: Draft, cache_hit: float) -> Levers:
+    """Every lever on this replica: which term, by how much (B11)."""
+    for field, value in (("--batch", batch), ("--input-tokens", input_tokens), ("--output-tokens", output_tokens)):
+        whole_from(1, field, value)
+    if not 0 <= cache_hit <= 1:
+        raise BadInput("--cache-hit", f"{cache_hit}; accepted: from 0 to 1")
+    not_negative("--draft-cost", draft.cost)
+    if any(not value >= 1 for value in draft.curve):
+        raise BadInput("--acceptance-curve", f"{min(draft.curve)}; accepted: tokens per step from 1")
+    replica = setup.replica(BOUNDS)
+    accepted = (
+        f"drafts emit {', '.join(f'{value:g}' for value in draft.curve)} tokens per step (--acceptance-curve)"
+        if draft.curve
+        else f"each drafted token is accepted with {draft.acceptance:.0%} (--acceptance)"
+    )
+    assumptions = (
+        f"{accepted} and costs {draft.cost:.0%} of a step (--draft-cost): measure yours",
+        f"{cache_hit:.0%} of input is found in the prefix cache (--cache-hit)",
+    )
+    return Levers(
+        **setup.about(replica, assumptions=assumptions), batch=batch, input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        levers=lever_tables.levers(replica, batch, input_tokens, output_tokens, draft, cache_hit),
+    )  # fmt: skip

@@ -1,0 +1,148 @@
+"""What the verbs about one replica share: the options that describe it, and what its figures rest on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headway.core.errors import BadInput
+from headway.plan.models import load_device, load_shape
+from headway.report.units import gigabytes, metric
+from headway.roofline.capacity import memory_batch
+from headway.roofline.collectives import all_reduce_of
+from headway.roofline.hardware import Hardware
+from headway.roofline.step import check_layout
+from headway.roofline.textbook import Replica, deploy, not_negative
+
+BOUNDS = ("textbook", "exact")
+MODES = (*BOUNDS, "calibrated")
+LINK_LATENCY_US = 2.0  # per hop, the third text's illustrative figure
+MOST_GPUS = 1024  # of one replica; beyond that nothing is looked for
+COUNTED = {  # mode -> what its steps are made of
+    "textbook": "data-sheet peaks; all parameters read in every step; no launches, host or queue",
+    "exact": "data-sheet peaks; the embedding gathered, heads as each GPU holds them; no launches, host or queue",
+    "calibrated": "rates and overheads fitted on public runs of {engine} (--engine)",
+}
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What is deployed on what, and in which mode it is computed. A link latency or bandwidth without a kind of
+    all-reduce means a ring."""
+
+    model: str | None
+    hardware: str | None
+    gpus: int = 1
+    precision: str | None = None
+    kv: str | None = None
+    math: str | None = None
+    peak_tflops: float | None = None
+    mode: str = "textbook"
+    all_reduce: str | None = None
+    link_latency_us: float | None = None
+    link_gbs: float | None = None
+    overhead_us: float = 0.0
+    skew: float = 0.0
+    engine: str = "vllm"
+
+    def replica(self, modes: tuple[str, ...] = ("textbook",)) -> Replica:
+        """The replica. `modes`: what the verb can compute.
+
+        Raises:
+            BadInput: any option that is impossible, named as the user wrote it.
+        """
+        if self.mode not in modes:
+            raise BadInput("--mode", f"{self.mode!r}; accepted by this verb: {', '.join(modes)}")
+        if self.model is None:
+            raise BadInput("--model", "missing; a name of `headway plan models`, a hub id, a folder, or a .gguf file")
+        if self.hardware is None:
+            raise BadInput("--hardware", "missing; a name of `headway plan hardware`, such as h100-sxm")
+        device = load_device(self.hardware)
+        replica = deploy(
+            load_shape(self.model), device, self.gpus, precision=self.precision, kv=self.kv, math=self.math,
+            peak=None if self.peak_tflops is None else self.peak_tflops * 1e12,
+        )  # fmt: skip
+        for field, value in (("--overhead-us", self.overhead_us), ("--skew", self.skew)):
+            not_negative(field, value)
+        check_layout(replica.shape, self.gpus)
+        reduce = None
+        if self.all_reduce or self.link_latency_us is not None or self.link_gbs is not None:
+            reduce = all_reduce_of(self.all_reduce or "ring", self.link_bandwidth(device), self.link_seconds())
+        return msgspec.structs.replace(
+            replica, all_reduce=reduce, overhead=self.overhead_us * 1e-6, skew=self.skew, exact=self.mode != "textbook"
+        )
+
+    def link_seconds(self) -> float:
+        latency = LINK_LATENCY_US if self.link_latency_us is None else self.link_latency_us
+        not_negative("--link-latency-us", latency)
+        return latency * 1e-6
+
+    def link_bandwidth(self, device: Hardware) -> float:
+        """B_link in bytes/s: as given, else of the device's own links."""
+        if self.link_gbs is not None:
+            if not 0 < self.link_gbs < float("inf"):
+                raise BadInput("--link-gbs", f"{self.link_gbs}; accepted: a number above 0")
+            return self.link_gbs * 1e9
+        if device.link is None:
+            raise BadInput("--link-gbs", f"{device.name} has no catalogued link; give its GB/s per direction")
+        return device.link.bandwidth
+
+    def about(self, replica: Replica, notes: tuple[str, ...] = (), assumptions: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The fields of `Answer`: this verb's notes and assumptions, then those of every verb."""
+        cached = {group.dtype_bytes for group in replica.shape.groups if group.kind != "state"}
+        return {
+            "model": replica.shape.name, "hardware": replica.hardware.name, "gpus": replica.gpus,
+            "precision": replica.precision, "kv_bytes_per_number": max(cached, default=0.0), "math": replica.math,
+            "mode": self.mode, "notes": [*notes, *self._notes(replica)],
+            "assumptions": [*assumptions, *self._assumptions(replica)],
+        }  # fmt: skip
+
+    def _notes(self, replica: Replica) -> list[str]:
+        notes, device, gpus = [], replica.hardware, replica.gpus
+        if replica.pi == float("inf"):
+            notes.append(f"{device.name} has no catalogued peak: arithmetic is left out, only memory is modelled")
+        if device.measured:
+            notes.append(f"{device.measured:.0%} of this bandwidth was measured on {device.name}")
+        latent = any(group.kind == "latent" for group in replica.shape.groups)
+        if self.mode == "textbook" and gpus > (1 if latent else replica.shape.kv_heads):
+            held = "its latent cache" if latent else f"some of its {replica.shape.kv_heads} KV heads"
+            notes.append(
+                f"the cache is divided by {gpus} here, but every GPU holds {held}: --mode exact says what fits"
+            )
+        return notes
+
+    def _assumptions(self, replica: Replica) -> list[str]:
+        device = replica.hardware
+        peak = "" if replica.pi == float("inf") else f", {metric(replica.pi, 'FLOP/s')} in {replica.math}"
+        lines = [
+            f"{device.name}: {gigabytes(device.memory)} at {metric(device.bandwidth, 'B/s')}{peak} ({device.date})",
+            COUNTED[self.mode].format(engine=self.engine),
+        ]
+        if replica.gpus > 1 and self.mode != "calibrated":
+            reduce = replica.all_reduce
+            lines.append(
+                f"all-reduces: {self.all_reduce or 'ring'}, {self.link_seconds() * 1e6:g} us per hop, "
+                f"{metric(self.link_bandwidth(device), 'B/s')} (--link-latency-us, --link-gbs)"
+                if reduce
+                else "all-reduces between the GPUs are not counted (--all-reduce ring counts them)"
+            )
+        return lines
+
+
+def whole_from(least: int, field: str, value: int) -> None:
+    """Refuse anything below `least`."""
+    if value < least:
+        raise BadInput(field, f"{value}; accepted: a whole number from {least}")
+
+
+def gpus_needed(replica: Replica, context: float, batch: int = 1, reserve: float = 0.0) -> int | None:
+    """Fewest GPUs, of the numbers the model can be split over, that hold its weights and the caches of `batch`
+    sequences; None if `MOST_GPUS` do not."""
+    for gpus in range(1, MOST_GPUS + 1):
+        try:
+            check_layout(replica.shape, gpus)
+        except BadInput:
+            continue
+        if memory_batch(msgspec.structs.replace(replica, gpus=gpus), context, reserve) >= batch:
+            return gpus
+    return None

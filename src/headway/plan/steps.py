@@ -1,0 +1,165 @@
+"""How long a step takes and what fits: `headway plan step`, `prefill`, `frontier`, `capacity`, `tp`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headway.core.errors import BadInput
+from headway.core.step import StepShape
+from headway.plan.answers import Capacity, Frontier, Prefill, Step, TensorParallel
+from headway.plan.setup import BOUNDS, MODES, Setup, gpus_needed, whole_from
+from headway.roofline import capacity as capacities
+from headway.roofline import frontier as frontiers
+from headway.roofline import textbook
+from headway.roofline.exact import step_time
+from headway.roofline.step import (
+    ACTIVATION_BYTES,
+    StepCost,
+    StepTime,
+    check_layout,
+    decode_step,
+    mixed_step,
+    prefill_step,
+)
+from headway.roofline.textbook import Replica, not_negative, share
+
+if TYPE_CHECKING:
+    from headway.plan.estimates import Calibrated
+
+
+def step(
+    setup: Setup, batch: int, context: int, mbu: float | None = None, chunk: int = 0, chunk_start: int = 0
+) -> Step:
+    """One decode step (B3), in exact modes also with `chunk` tokens of a prompt in it, of which `chunk_start` are
+    computed already. With `mbu` the bound's roof is divided by it and the answer is an estimate."""
+    replica = setup.replica(MODES)
+    constants = None
+    notes: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    if setup.mode == "calibrated":
+        from headway.plan.estimates import calibrated_step  # brings numpy, which a bound does not need
+
+        constants, reason = calibrated_step(
+            replica.shape, replica.hardware, setup.engine, replica.precision, setup.gpus
+        )
+        notes = (f"abstains, so this is the exact bound: {reason}",) if reason else ()
+    if chunk and setup.mode == "textbook":
+        raise BadInput("--chunk", "textbook mode has no mixed steps; accepted with --mode exact or calibrated")
+    whole_from(0, "--chunk", chunk)
+    whole_from(0, "--chunk-start", chunk_start)
+    beside = prefill_step(replica.shape, chunk, chunk_start, logits=0) if chunk else None
+    cost = _step_cost(replica, batch, context, constants, beside)
+    seconds = cost.seconds
+    if mbu is not None:
+        share("--mbu", mbu)
+        apart = cost.terms["all_reduce"] + cost.terms["overhead"]
+        seconds = (cost.seconds - apart) / mbu + apart
+        assumptions = (f"reading and arithmetic reach {mbu:.0%} of their peaks (--mbu)",)
+    fits = batch <= capacities.memory_batch(replica, context)
+    return Step(
+        **setup.about(replica, notes, assumptions) | {"kind": "estimate" if constants or mbu else "bound"},
+        batch=batch, context=context, chunk=chunk, seconds=seconds,
+        p10=cost.seconds * constants.low if constants else None,
+        p90=cost.seconds * constants.high if constants else None,
+        tokens_per_second=batch / seconds, tokens_per_second_per_user=1.0 / seconds,
+        tokens_per_second_per_gpu=batch / seconds / setup.gpus, binds=cost.binds, largest_term=cost.largest,
+        terms=cost.terms, fits=fits, gpus_needed=None if fits else gpus_needed(replica, context, batch),
+    )  # fmt: skip
+
+
+def _step_cost(
+    replica: Replica,
+    batch: int,
+    context: int,
+    constants: Calibrated | None = None,
+    beside: StepShape | None = None,
+) -> StepCost:
+    whole_from(1, "--batch", batch)
+    if constants is None and beside is None:
+        return textbook.decode(replica, batch, context)
+    whole_from(0, "--context", context)
+    model = step_time(replica)
+    if constants:
+        model = StepTime(
+            model.shape, model.hardware, model.layout, math=model.math, efficiency=constants.efficiency,
+            all_reduce=replica.all_reduce or constants.all_reduce, skew=model.skew,
+        )  # fmt: skip
+    decodes = decode_step(replica.shape, batch, context)
+    cost = model.explain(mixed_step(decodes, beside) if beside else decodes)
+    extra = cost.terms["overhead"] + replica.overhead
+    return StepCost(cost.seconds + replica.overhead, cost.binds, cost.terms | {"overhead": extra})
+
+
+def prefill(setup: Setup, input_tokens: int, mfu: float, cached: int = 0) -> Prefill:
+    """Prefill of one prompt (B4): the part of TTFT that is not queueing."""
+    replica = setup.replica(BOUNDS)
+    cost = textbook.prefill(replica, input_tokens, mfu, cached=cached)
+    return Prefill(
+        **setup.about(replica, assumptions=mfu_assumption(mfu)) | {"kind": kind_of(mfu)},
+        input_tokens=input_tokens, cached_tokens=cached, mfu=mfu, seconds=cost.seconds,
+        tokens_per_second=(input_tokens - cached) / cost.seconds, binds=cost.binds, terms=cost.terms,
+    )  # fmt: skip
+
+
+def kind_of(mfu: float) -> str:
+    """What an answer about prompts is: a bound only where prefill reaches the peak."""
+    return "bound" if mfu == 1 else "estimate"
+
+
+def mfu_assumption(mfu: float) -> tuple[str, ...]:
+    return () if mfu == 1 else (f"prefill reaches {mfu:.0%} of the arithmetic's peak (--mfu)",)
+
+
+def frontier(setup: Setup, context: int, batches: list[int] | None = None, reserve_gb: float = 0.0) -> Frontier:
+    """Interactivity against throughput (B5)."""
+    not_negative("--reserve-gb", reserve_gb)
+    replica = setup.replica(BOUNDS)
+    curve = frontiers.frontier(replica, context, batches, reserve_gb * 1e9)
+    return Frontier(
+        **setup.about(replica), context=context, knee=curve.knee, critical_context=curve.critical_context,
+        ceiling=curve.ceiling, fits_batch=curve.fits, points=curve.points,
+    )  # fmt: skip
+
+
+def capacity(setup: Setup, context: int, tpot_ms: float | None = None, reserve_gb: float = 0.0) -> Capacity:
+    """How many sequences fit, and what limits them (B6)."""
+    not_negative("--reserve-gb", reserve_gb)
+    whole_from(1, "--context", context)
+    replica, reserve = setup.replica(BOUNDS), reserve_gb * 1e9
+    found = capacities.capacity(replica, context, None if tpot_ms is None else tpot_ms * 1e-3, reserve)
+    seconds = textbook.decode(replica, found.batch, context).seconds if found.batch else None
+    return Capacity(
+        **setup.about(replica, assumptions=(f"{reserve_gb:g} GB kept for activations (--reserve-gb)",)),
+        context=context, tpot_ms=tpot_ms, **msgspec.structs.asdict(found),
+        gpus_needed=None if found.memory_batch else gpus_needed(replica, context, 1, reserve),
+        seconds=seconds, tokens_per_second=found.batch / seconds if seconds else None,
+    )  # fmt: skip
+
+
+def tensor_parallel(setup: Setup, degrees: list[int], batch: int, context: int) -> TensorParallel:
+    """The decode step at each tensor-parallel degree (B7), ring all-reduces unless another kind is named."""
+    if not degrees:
+        raise BadInput("--degrees", "accepted: whole numbers, like 1,2,4,8")
+    named = setup if setup.all_reduce else msgspec.structs.replace(setup, all_reduce="ring")
+    replica = msgspec.structs.replace(named, gpus=1).replica(BOUNDS)
+    if setup.mode == "textbook":
+        costs = textbook.tensor_parallel(replica, degrees, batch, context)
+    else:
+        costs = {}
+        for degree in degrees:
+            check_layout(replica.shape, degree, field="--degrees")
+            costs[degree] = textbook.decode(msgspec.structs.replace(replica, gpus=degree), batch, context)
+    latency = setup.link_seconds()
+    widest = msgspec.structs.replace(replica, gpus=max(degrees))
+    return TensorParallel(
+        **named.about(widest) | {"gpus": None}, batch=batch, context=context, all_reduce=named.all_reduce,
+        link_latency_us=latency * 1e6, message_bytes=batch * replica.shape.d_model * ACTIVATION_BYTES,
+        seconds={degree: cost.seconds for degree, cost in costs.items()},
+        best_degree=min(costs, key=lambda degree: costs[degree].seconds),
+        best_degree_continuous=textbook.best_degree_continuous(replica, latency) if latency else None,
+        binds={degree: cost.binds for degree, cost in costs.items()},
+        terms={degree: cost.terms for degree, cost in costs.items()},
+        fits={n: replica.weights < n * replica.hardware.memory for n in costs},
+    )  # fmt: skip

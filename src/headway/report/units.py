@@ -1,0 +1,47 @@
+"""Figures for people: a number with its unit, "-" where there is none. The same on a terminal and on a page."""
+
+from __future__ import annotations
+
+
+def seconds(value: float | None) -> str:
+    """A duration in the unit that reads best."""
+    if value is None:
+        return "-"
+    for limit, scale, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if value < limit:
+            return f"{value * scale:.3g} {unit}" if value else "0"
+    return f"{value:.3g} s"
+
+
+def count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def decimal(value: float | None) -> str:
+    """One decimal below 100, none above."""
+    return "-" if value is None else f"{value:,.1f}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def times(value: float | None) -> str:
+    """A ratio to now; "-" where there is nothing now."""
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def dollars(value: float | None) -> str:
+    return "-" if value is None else f"${value:,.2f}" if value >= 0.1 else f"${value:.4f}"
+
+
+def gigabytes(value: float) -> str:
+    return f"{value / 1e9:,.1f} GB"
+
+
+def metric(value: float, unit: str) -> str:
+    """Three figures and a metric prefix: 3.35 TB/s, 989 TFLOP/s."""
+    for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= scale:
+            return f"{value / scale:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def yes(value: bool) -> str:
+    return "yes" if value else "NO"
