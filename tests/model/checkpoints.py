@@ -1,4 +1,4 @@
-"""Tiny random Llama checkpoints, made by transformers, and the logits it gives for them."""
+"""Tiny random checkpoints of every family, made by transformers, and the logits it gives for them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import gguf
 import numpy as np
 import torch
 from safetensors.numpy import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 
-# What makes each checkpoint different from the small grouped-query one.
+# What makes each checkpoint different from the small grouped-query Llama.
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped": {},
     "multi-head": {"num_key_value_heads": 4},
@@ -29,29 +29,28 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "wide heads": {"head_dim": 24},
     "biases": {"attention_bias": True},
 }
+FAMILIES: tuple[str, ...] = ()  # the plain variant of each but Llama
 
 
-def make(folder: Path, dtype: torch.dtype = torch.float32, shard: str = "1GB", **changes: Any) -> LlamaForCausalLM:
+def make(folder: Path, dtype: torch.dtype = torch.float32, shard: str = "1GB", **changes: Any) -> PreTrainedModel:
     """Write a random checkpoint -> the model as transformers reads it back, in float32."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        **{
-            "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "vocab_size": 160, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
-            "initializer_range": 0.15, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
-        }
-        | changes
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
+    fields = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 160, "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5, "initializer_range": 0.15, "bos_token_id": 1, "eos_token_id": 2,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields | changes))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or "bias" in name:
                 parameter.copy_(torch.randn_like(parameter) * 0.2 + ("norm" in name))
     model.to(dtype).save_pretrained(folder, max_shard_size=shard)
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def logits(model: LlamaForCausalLM, ids: list[int]) -> np.ndarray:
+def logits(model: PreTrainedModel, ids: list[int]) -> np.ndarray:
     """[tokens, vocab]."""
     with torch.no_grad():
         return model(torch.tensor([ids])).logits[0].numpy()
@@ -66,15 +65,16 @@ Q4_K_M = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "output": 
 
 
 def to_gguf(folder: Path, path: Path, kind: str = "F32", mixed: Mapping[str, str] | None = None) -> None:
-    """Write a saved checkpoint as GGUF, the way llama.cpp's converter does: query and key rows permuted per head,
-    llama3 scaling as one factor per pair. kind: type of the matrices; `mixed` names others by the tensor's short name.
-    Types that the gguf package does not quantise to get random weights of N(0, 0.1) or so."""
+    """Write a saved checkpoint as GGUF, the way llama.cpp's converter does: query and key rows of a Llama permuted
+    per head, llama3 scaling as one factor per pair. kind: type of the matrices; `mixed` names others by the tensor's
+    short name. Types that the gguf package does not quantise to get random weights of N(0, 0.1) or so."""
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     rope = config["rope_parameters"]
-    writer = gguf.GGUFWriter(path, "llama")
+    family = config["model_type"]
+    writer = gguf.GGUFWriter(path, family)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -94,9 +94,9 @@ def to_gguf(folder: Path, path: Path, kind: str = "F32", mixed: Mapping[str, str
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _factors(rope, head_dim))
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], config["num_hidden_layers"])
     for name, tensor in tensors.items():
-        if "q_proj" in name or "k_proj" in name:
+        if family == "llama" and ("q_proj" in name or "k_proj" in name):
             n = heads if "q_proj" in name else kv_heads
             tensor = tensor.reshape(n, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))

@@ -42,7 +42,7 @@ def change(path: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "fault"),
     [
-        ({"model_type": "mamba"}, "architecture 'mamba' is not supported; llama is"),
+        ({"model_type": "mamba"}, "architecture 'mamba' is not supported; accepted: llama"),
         ({"model_type": ...}, "model_type: is missing"),
         ({"hidden_size": ...}, "hidden_size: is missing"),
         ({"hidden_size": -64}, "hidden_size: -64 is not an integer"),
@@ -58,6 +58,8 @@ def change(path: Path, **fields: Any) -> None:
         ({"mlp_bias": True}, "mlp_bias: True is not supported"),
         ({"num_local_experts": 8}, "num_local_experts: 8 is not supported"),
         ({"sliding_window": 4096}, "sliding_window: 4096 is not supported"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: 'sliding_attention' is not"),
+        ({"layer_types": ["full_attention"]}, "layer_types: ['full_attention'] is not a list of 2 strings"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"attention_bias": "yes"}, "attention_bias: 'yes' is neither true nor false"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type: 'yarn' is not supported"),

@@ -103,9 +103,13 @@ def _from_hf(fields: Fields) -> DecoderConfig:
             raise fields.fault(name, f"{shown(fields.values[name])} is not supported for this kind of model")
     if fields.has("sliding_window") and fields.flag("use_sliding_window", True):
         raise fields.fault("sliding_window", f"{shown(fields.values['sliding_window'])} is not supported")
+    layers = fields.size("num_hidden_layers")
+    for kind in fields.words("layer_types", layers) or ():
+        if kind != "full_attention":
+            raise fields.fault("layer_types", f"{shown(kind)} is not supported; full_attention is")
     hidden_size, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     return DecoderConfig(
-        layers=fields.size("num_hidden_layers"),
+        layers=layers,
         heads=heads,
         kv_heads=fields.size("num_key_value_heads", default=heads),
         head_dim=fields.size("head_dim", default=hidden_size // heads or 1),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headway.core.errors import BadInput, ModelFileError
+from headway.core.errors import BadInput, ModelFileError, shown
 from headway.model import llama
 from headway.model.checkpoint import open_checkpoint, tokenizer_source
 from headway.model.config import DecoderConfig
@@ -18,7 +18,10 @@ from headway.ops.protocol import Backend, Forward
 from headway.shape.model import ByRole, KVGroup, ModelShape
 from headway.text.source import TokenizerSource
 
-FAMILIES = {"llama": llama.decoder}  # architecture, as checkpoints name it -> family
+# Architecture, as checkpoints name it -> family.
+FAMILIES = {
+    "llama": llama.decoder,
+}
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ def _open(source: str | Path, progress: Progress | None) -> tuple[ModelInfo, Dec
     checkpoint = open_checkpoint(path)
     if checkpoint.architecture not in FAMILIES:
         raise ModelFileError(
-            f"{path}: architecture {checkpoint.architecture!r} is not supported; {', '.join(FAMILIES)} is"
+            f"{path}: architecture {shown(checkpoint.architecture)} is not supported; accepted: {', '.join(FAMILIES)}"
         )
     decoder = FAMILIES[checkpoint.architecture](checkpoint)
     weights = decoder.weights.values()

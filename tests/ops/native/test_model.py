@@ -13,7 +13,7 @@ from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
-from tests.model.checkpoints import Q4_K_M, VARIANTS, make, prompt, to_gguf
+from tests.model.checkpoints import FAMILIES, Q4_K_M, VARIANTS, make, prompt, to_gguf
 from tests.model.paging import Bench
 from tests.ops.native.harness import kernels
 
@@ -44,11 +44,15 @@ def test_float32_weights_and_cache_give_the_references_logits(tmp_path: Path, va
 
 
 @pytest.mark.parametrize("kernel", kernels())
-@pytest.mark.parametrize("format", ["Q8_0", "Q4_0", "Q4_1", "BF16", "F16", "F32"])
+@pytest.mark.parametrize(
+    ("variant", "format"),
+    [("grouped", format) for format in ("Q8_0", "Q4_0", "Q4_1", "BF16", "F16", "F32")]
+    + [(family, format) for family in FAMILIES for format in ("Q4_0", "BF16")],
+)
 def test_a_sequence_is_the_same_bits_alone_batched_chunked_and_over_used_blocks(
-    tmp_path: Path, format: str, kernel: str
+    tmp_path: Path, variant: str, format: str, kernel: str
 ) -> None:
-    make(tmp_path)
+    make(tmp_path, **VARIANTS[variant])
     to_gguf(tmp_path, tmp_path / "model.gguf", format)
     runner = bench(tmp_path / "model.gguf", NativeBackend(threads=2, kernels=kernel), blocks=128)
     ids = prompt(48)

@@ -1,7 +1,8 @@
-"""The Llama family gives transformers' logits, however its file is stored and however the step is cut."""
+"""Every family gives transformers' logits, however its file is stored and however the step is cut."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 from headway.model.load import describe, load
 from headway.ops.recording import RecordingBackend
 from headway.ops.reference import ReferenceBackend
-from tests.model.checkpoints import VARIANTS, logits, make, prompt, to_gguf
+from headway.shape.config import shape_from_config
+from tests.model.checkpoints import FAMILIES, VARIANTS, logits, make, prompt, to_gguf
 from tests.model.paging import Bench
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
@@ -105,7 +107,7 @@ def test_every_gguf_storage_gives_the_logits_of_its_dequantised_weights(tmp_path
     np.testing.assert_allclose(bench(tmp_path / "m.gguf").step({"a": ids}), logits(theirs, ids), **CLOSE)
 
 
-@pytest.mark.parametrize("variant", ["grouped", "tied", "llama3 rope", "biases"])
+@pytest.mark.parametrize("variant", ["grouped", "tied", "llama3 rope", "biases", *FAMILIES])
 def test_recorded_once_and_replayed_at_five_other_batch_shapes_it_equals_eager(tmp_path: Path, variant: str) -> None:
     make(tmp_path, **VARIANTS[variant])
     eager, recording = ReferenceBackend(), RecordingBackend(ReferenceBackend())
@@ -121,6 +123,14 @@ def test_recorded_once_and_replayed_at_five_other_batch_shapes_it_equals_eager(t
     for work, wanted in steps:
         np.testing.assert_array_equal(plain.step(work, wanted), replayed.step(work, wanted))
     assert recording.recorded == 1
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_planner_counts_the_same_parameters_from_the_config_alone(tmp_path: Path, variant: str) -> None:
+    make(tmp_path, **VARIANTS[variant])
+    planned = shape_from_config(json.loads((tmp_path / "config.json").read_text()))
+    loaded = load(tmp_path, ReferenceBackend()).shape
+    assert (loaded.params, loaded.head_width) == (planned.params, planned.head_width)
 
 
 def test_a_description_needs_no_backend(tmp_path: Path) -> None:
