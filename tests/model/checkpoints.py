@@ -28,8 +28,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
     "wide heads": {"head_dim": 24},
     "biases": {"attention_bias": True},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen2 tied": {"model_type": "qwen2", "tie_word_embeddings": True},
 }
-FAMILIES: tuple[str, ...] = ()  # the plain variant of each but Llama
+FAMILIES = ("qwen2",)  # the plain variant of each but Llama
 
 
 def make(folder: Path, dtype: torch.dtype = torch.float32, shard: str = "1GB", **changes: Any) -> PreTrainedModel:

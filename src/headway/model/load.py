@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headway.core.errors import BadInput, ModelFileError, shown
-from headway.model import llama
+from headway.model import llama, qwen2
 from headway.model.checkpoint import open_checkpoint, tokenizer_source
 from headway.model.config import DecoderConfig
 from headway.model.family import Decoder
@@ -21,6 +21,7 @@ from headway.text.source import TokenizerSource
 # Architecture, as checkpoints name it -> family.
 FAMILIES = {
     "llama": llama.decoder,
+    "qwen2": qwen2.decoder,
 }
 
 

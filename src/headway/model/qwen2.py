@@ -1,0 +1,19 @@
+"""Qwen 2 and 2.5: a Llama whose queries, keys and values have biases (Yang et al. 2024)."""
+
+from __future__ import annotations
+
+from headway.model import llama
+from headway.model.checkpoint import Checkpoint
+from headway.model.config import decoder_config
+from headway.model.family import Decoder, decoder_of
+from headway.model.tensors import LAYER, QKV_BIASES
+
+
+def decoder(checkpoint: Checkpoint) -> Decoder:
+    """Understand a checkpoint of this family.
+
+    Raises:
+        ModelFileError: config or tensors are not those of a model this family runs.
+    """
+    config = decoder_config(checkpoint, hf_defaults={"max_position_embeddings": 32768})
+    return decoder_of(checkpoint, config, LAYER | QKV_BIASES, llama.build)
