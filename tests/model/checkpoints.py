@@ -30,8 +30,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "biases": {"attention_bias": True},
     "qwen2": {"model_type": "qwen2"},
     "qwen2 tied": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3"},
+    "qwen3 biases": {"model_type": "qwen3", "attention_bias": True, "head_dim": 24, "tie_word_embeddings": True},
 }
-FAMILIES = ("qwen2",)  # the plain variant of each but Llama
+FAMILIES = ("qwen2", "qwen3")  # the plain variant of each but Llama
 
 
 def make(folder: Path, dtype: torch.dtype = torch.float32, shard: str = "1GB", **changes: Any) -> PreTrainedModel:

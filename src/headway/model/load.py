@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headway.core.errors import BadInput, ModelFileError, shown
-from headway.model import llama, qwen2
+from headway.model import llama, qwen2, qwen3
 from headway.model.checkpoint import open_checkpoint, tokenizer_source
 from headway.model.config import DecoderConfig
 from headway.model.family import Decoder
@@ -22,6 +22,7 @@ from headway.text.source import TokenizerSource
 FAMILIES = {
     "llama": llama.decoder,
     "qwen2": qwen2.decoder,
+    "qwen3": qwen3.decoder,
 }
 
 
