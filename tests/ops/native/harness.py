@@ -10,10 +10,10 @@ import pytest
 
 from headway.core.errors import BadInput
 from headway.ops import native
-from headway.ops.blocks import BLOCKS
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend, CacheLayout, GroupBatch, StepBatch
 from headway.ops.weight import Weight
+from headway.shape.formats import FORMATS
 from headway.shape.model import KVGroup
 
 ONE_LAYER = CacheLayout((KVGroup("full", (0,), 1, 2, 2),), (16,), 32)
@@ -63,7 +63,7 @@ def blocks(out: int, inputs: int, format: str, seed: int = 0, spread: tuple[int,
     """A weight of a block format with every possible code, and factors of both signs and many sizes: N(0, 1) times
     powers of two of `spread`."""
     rng = np.random.default_rng(seed)
-    numbers, size, _ = BLOCKS[format]
+    numbers, size = FORMATS[format].numbers, FORMATS[format].bytes
     data = rng.integers(0, 256, (out * inputs // numbers, size), dtype=np.uint8)
     for byte in FACTORS.get(format, (0,)):
         factor = (rng.standard_normal(len(data)) * 2.0 ** rng.integers(*spread, len(data))).astype(np.float16)

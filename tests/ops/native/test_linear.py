@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway.ops.blocks import BLOCKS
 from headway.ops.native.backend import NativeBackend
 from headway.ops.reference import ACTIVATIONS
 from headway.ops.weight import Weight
@@ -125,7 +124,7 @@ def test_a_row_that_is_not_finite_says_so_and_spares_its_neighbours(kernel: str,
 def test_a_group_without_scale_adds_nothing_whatever_its_codes_are(kernel: str, format: str) -> None:
     backend, inputs = NativeBackend(threads=1, kernels=kernel), whole_blocks(format, 64)
     w = weight(format, 33, inputs)
-    size, byte = BLOCKS[format].bytes, FACTORS.get(format, (0,))[0]
+    size, byte = FORMATS[format].bytes, FACTORS.get(format, (0,))[0]
     w.data.reshape(-1, size)[:, byte : byte + 2] = 0
     prepared, x = backend.prepare(w), random(4, inputs) * np.array([[1e-30], [1], [3e4], [1e30]], np.float32)
     np.testing.assert_array_equal(run(backend, x, lambda ops, h: ops.linear(h, prepared)), 0)

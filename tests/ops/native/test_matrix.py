@@ -9,10 +9,11 @@ import pytest
 
 from headway.core.errors import BadInput, ModelFileError
 from headway.ops import native
-from headway.ops.blocks import BLOCKS
+from headway.ops.blocks import READERS
 from headway.ops.native.backend import NativeBackend
 from headway.ops.reference import ReferenceBackend
 from headway.ops.weight import Weight
+from headway.shape.formats import FORMATS
 from tests.ops.native.harness import FACTORS, blocks, matrix, random, vector
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_no
 PRODUCTS = ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs"]  # whose scales are products
 
 
-@pytest.mark.parametrize("format", sorted(BLOCKS.keys() - PRODUCTS))
+@pytest.mark.parametrize("format", sorted(READERS.keys() - PRODUCTS))
 @pytest.mark.parametrize("shape", [(1, 32), (33, 64), (31, 576), (96, 160)])
 def test_block_formats_are_imported_bit_by_bit(format: str, shape: tuple[int, int]) -> None:
     weight = blocks(*shape, format)
@@ -35,7 +36,7 @@ def test_products_of_scales_are_rounded_to_float16s_11_bits_and_codes_kept(
     format: str, shape: tuple[int, int], spread: tuple[int, int]
 ) -> None:
     weight = blocks(*shape, format, spread=spread)
-    q, scale, minimum = BLOCKS[format].read(weight.data.reshape(-1, BLOCKS[format].bytes))
+    q, scale, minimum = READERS[format](weight.data.reshape(-1, FORMATS[format].bytes))
     parts = np.abs(q.reshape(*scale.shape, -1).astype(np.float64) * scale[:, :, None])
     if minimum is not None:
         parts += np.abs(minimum)[:, :, None]
@@ -45,11 +46,11 @@ def test_products_of_scales_are_rounded_to_float16s_11_bits_and_codes_kept(
     assert (np.abs(got - weight.dequantise()) <= bound.reshape(shape)).all()
 
 
-@pytest.mark.parametrize("format", sorted(BLOCKS))
+@pytest.mark.parametrize("format", sorted(READERS))
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_block_that_is_not_finite_is_refused_by_both_backends(format: str, bad: float) -> None:
     weight = blocks(33, 256, format)
-    size, byte = BLOCKS[format].bytes, FACTORS.get(format, (0,))[-1]
+    size, byte = FORMATS[format].bytes, FACTORS.get(format, (0,))[-1]
     weight.data[-size + byte :][:2] = np.float16(bad).tobytes()[0], np.float16(bad).tobytes()[1]
     for backend in (NativeBackend(threads=2), ReferenceBackend()):
         with pytest.raises(ModelFileError, match=r"tensor blocks: .*not a number"):
