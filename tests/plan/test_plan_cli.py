@@ -5,13 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import gguf
 import msgspec
+import numpy as np
 import pytest
 
 from headway.cli import main
+from headway.core.errors import BadInput
+from headway.plan.models import load_shape
 from headway.roofline import exact
 from headway.roofline.hardware import find_hardware
 from headway.roofline.step import StepTime, prefill_step
@@ -165,6 +170,124 @@ def test_a_gguf_header_and_a_folder_are_models_too(capsys: pytest.CaptureFixture
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = answer(["step", "--model", str(tmp_path), "--hardware", "h100"], capsys)
     assert found["terms"]["kv"] == pytest.approx(2 * 2 * 16 * 2 * 2 * 4096 / 3.35e12)
+
+
+def split_gguf(folder: Path, parts: int = 3) -> list[Path]:
+    """A small model in one file and in parts, of which the first holds no tensors."""
+    sizes = {"token_embd.weight": (256, 64), "blk.0.attn_q.weight": (64, 64), "blk.0.ffn_up.weight": (128, 64)}
+    written = []
+    for number in range(-1, parts):  # -1: the whole
+        name = "whole" if number < 0 else f"m-{number + 1:05}-of-{parts:05}"
+        writer = gguf.GGUFWriter(folder / f"{name}.gguf", "llama")
+        if number >= 0:
+            writer.add_uint16("split.no", number)
+            writer.add_uint16("split.count", parts)
+        if number <= 0:
+            writer.add_block_count(1)
+            writer.add_context_length(128)
+            writer.add_embedding_length(64)
+            writer.add_head_count(4)
+        for index, (tensor, size) in enumerate(sizes.items()):
+            if number < 0 or index % (parts - 1) + 1 == number:
+                writer.add_tensor(tensor, np.zeros(size, dtype=np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        written.append(folder / f"{name}.gguf")
+    return written
+
+
+def test_any_part_of_a_split_gguf_stands_for_the_whole(tmp_path: Path) -> None:
+    """reported t2-027"""
+    whole, *parts = split_gguf(tmp_path)
+    for part in parts:
+        assert load_shape(str(part)).n_params == load_shape(str(whole)).n_params > 0
+        assert load_shape(str(part)).name == "m"
+
+
+def test_parts_that_do_not_belong_together_are_named(tmp_path: Path) -> None:
+    """reported t2-027"""
+    _, first, second, third = split_gguf(tmp_path)
+    third.rename(tmp_path / "away")
+    with pytest.raises(BadInput, match=r"missing beside it: m-00003-of-00003\.gguf"):
+        load_shape(str(first))
+    third.write_bytes(second.read_bytes())
+    with pytest.raises(BadInput, match=r"m-00003-of-00003\.gguf is not part 3 of the same 3"):
+        load_shape(str(first))
+    other = second.rename(tmp_path / "other.gguf")
+    with pytest.raises(BadInput, match=r"is a part of 3; parts must be called NAME-00001-of-00003"):
+        load_shape(str(other))
+
+
+def test_every_answer_says_what_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
+    levers = plan(["levers", *STEP[1:]], capsys)
+    assert "accepted with 80% (--acceptance) and costs 5% of a step (--draft-cost)" in levers
+    assert "if 80% are accepted" in levers
+    cost = plan(["cost", *STEP[1:]], capsys)
+    assert "per GPU-hour, typical of $1.30 to $5.00 seen by 2026-05 (--price)" in cost
+    for verb in ("step", "prefill", "frontier", "capacity", "tp", "ratio", "explain", "estimate"):
+        found = answer([verb, *STEP[1:]], capsys)["assumptions"]
+        assert any("3.35 TB/s" in line and "2026-11-29" in line for line in found), verb
+        assert "assumed:" in plan([verb, *STEP[1:]], capsys)
+
+
+def test_what_does_not_fit_says_how_many_gpus_would_do(capsys: pytest.CaptureFixture[str]) -> None:
+    large = ["--model", "llama-3.1-405b", "--hardware", "h100-sxm"]
+    found = answer(["capacity", *large], capsys)
+    assert found["gpus_needed"] == 16  # 812 GB of weights; 128 heads split in powers of two
+    assert answer(["capacity", *large, "--gpus", "16"], capsys)["batch"] > 0
+    text = plan(["capacity", *large], capsys)
+    assert "needs 16 GPUs" in text and "-7" not in text
+    assert "needs 16 GPUs" in plan(["step", *large], capsys)
+
+
+def test_parts_of_a_step_that_are_nothing_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "all reduce" not in plan(STEP, capsys)
+    assert "all reduce" in plan([*STEP, "--gpus", "2", "--all-reduce", "ring"], capsys)
+
+
+def test_textbook_mode_says_where_its_division_of_the_cache_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    """reported t2-055: a latent cache is held whole by every GPU, and eight heads are not divided by sixteen."""
+    latent = ["capacity", "--model", "deepseek-v3", "--hardware", "h200", "--gpus", "8"]
+    assert "every GPU holds its latent cache" in plan(latent, capsys)
+    wide = ["capacity", "--model", "llama-3.1-70b", "--hardware", "h100", "--gpus", "16"]
+    assert "every GPU holds some of its 8 KV heads" in plan(wide, capsys)
+    for fine in ([*latent, "--mode", "exact"], [*wide, "--gpus", "8"]):
+        assert "every GPU holds" not in plan(fine, capsys)
+
+
+def test_models_and_devices_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(["models", "deepseek"], capsys)["models"]
+    assert all("deepseek" in entry["name"] for entry in found)
+    assert next(m for m in found if m["name"] == "deepseek-v3")["active_parameters"] == pytest.approx(37e9, rel=0.03)
+    device = next(d for d in answer(["hardware"], capsys)["devices"] if d["name"] == "h100-sxm")
+    assert device["price"]["date"] == "2026-05" and device["bandwidth"] == 3.35e12
+    assert "$2.95 (2026-05)" in plan(["hardware", "h100"], capsys)
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "models", "nonesuch"])
+    assert stopped.value.code == 1
+
+
+@pytest.mark.parametrize("verb", ["step", "frontier", "tp", "cost", "levers", "explain", "models", "hardware"])
+def test_answers_fit_80_columns_and_pipes_carry_no_colours(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """reported t2-036"""
+    monkeypatch.setenv("COLUMNS", "80")
+    text = plan([verb, *(STEP[1:] if verb not in ("models", "hardware") else [])], capsys)
+    lines = [line for line in text.splitlines() if "\N{BOX DRAWINGS LIGHT HORIZONTAL}" in line]
+    assert (lines and all(len(line) <= 80 for line in lines)) or verb == "step"
+    assert "\x1b" not in text and "\r" not in text and "\N{HORIZONTAL ELLIPSIS}" not in text
+
+
+def test_a_page_names_its_date_command_and_assumptions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    plan(["explain", *STEP[1:], "--tpot-ms", "30", "--html", str(page)], capsys)
+    text = page.read_text()
+    command = f"headway plan explain --model llama-3.1-8b --hardware h100-sxm --tpot-ms 30 --html {page}"
+    assert f"<pre>{command}</pre>" in text and f"{datetime.now():%Y-}" in text
+    assert "data-sheet peaks" in text and "dotted: more than the 119 sequences" in text
 
 
 BAD = {

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
+import shlex
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from headway.cli import main
 from headway.core.errors import BadInput
 from headway.plan import options
 from headway.plan.answers import Search
@@ -106,6 +109,55 @@ def test_our_own_server_is_offered_for_cpus() -> None:
     wanted = Wanted((box,), degrees=(1,), prices={"box": 1.0})
     rows = ranked(wanted, Traffic(rate=0.01, input_tokens=100, output_tokens=50), Target()).deployments
     assert rows and all(row.flags["headway"].startswith("headway serve ") for row in rows)
+
+
+def test_a_split_deployment_is_run_by_commands_that_split() -> None:
+    row = next(r for r in ranked(Wanted((H100,), degrees=(1,))).deployments if r.prefill_replicas)
+    prefill, decode, proxy = row.flags["vllm"].split("\n")
+    assert '"kv_role":"kv_producer"' in prefill and '"kv_role":"kv_consumer"' in decode
+    assert proxy.count("prefill-") == row.prefill_replicas and proxy.count("decode-") == row.replicas
+    config = shlex.split(decode)[-1]
+    assert json.loads(config)["kv_connector"] == "NixlConnector"
+    prefill, decode, router = row.flags["sglang"].split("\n")
+    assert "--disaggregation-mode prefill" in prefill and "--disaggregation-mode decode" in decode
+    assert "--pd-disaggregation" in router and router.count("http://") == row.prefill_replicas + row.replicas
+
+
+def test_the_context_limit_printed_is_one_that_starts(tmp_path: Path) -> None:
+    """reported t2-055: one request of 60,200 tokens needs 7.9 GB of cache, and an L4 has less beside the weights."""
+    trace = tmp_path / "t.csv"
+    times = [f"2023-11-16 18:{second // 60:02}:{second % 60:02}.0" for second in range(200)]
+    lengths = ["1500,200"] * 199 + ["60000,200"]
+    lines = [f"{time},{length}" for time, length in zip(times, lengths, strict=True)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
+    wanted, target = Wanted((find_hardware("l4"),), degrees=(1,), split=False), Target(20.0, 0.2)
+    answer = ranked(wanted, from_trace(trace), target)
+    assert answer.deployments == []
+    assert "the longest request, 60200 tokens: its cache takes 7.9 GB" in answer.rejected[0].reason
+    row = ranked(wanted, Traffic(0.0005, 100, 16000), Target()).deployments[0]
+    assert 16100 <= row.max_model_len < 32768, "twice the mean does not fit: less is set"
+    assert f"--max-model-len {row.max_model_len} " in row.flags["vllm"]
+
+
+def test_no_deployment_is_a_failure_with_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["plan", "search", "--model", "llama-3.1-8b", "--hardware", "h100", "--rate", "5"]
+    with pytest.raises(SystemExit) as stopped:
+        main([*base, "--tpot-ms", "0.1"])
+    assert stopped.value.code == 1
+    printed = capsys.readouterr().out
+    assert "No deployment of llama-3.1-8b meets the targets" in printed
+    assert "slower than the TPOT target" in printed
+
+
+def test_commands_of_our_own_server_are_accepted_by_it(capsys: pytest.CaptureFixture[str]) -> None:
+    box = device_of(Profile("box", "2026-01-01", 32, 256e9, {"32": 400e9}, {"bf16": 2e13, "fp32": 4e12}))
+    wanted = Wanted((box,), degrees=(1,), prices={"box": 1.0})
+    row = ranked(wanted, Traffic(rate=0.01, input_tokens=100, output_tokens=50), Target()).deployments[0]
+    _, verb, model, *flags = shlex.split(row.flags["headway"])
+    assert verb == "serve" and "/" in model
+    with pytest.raises(SystemExit):
+        main(["serve", "/nowhere", *flags])
+    assert "No such option" not in (error := capsys.readouterr().err) and "/nowhere" in error
 
 
 def test_latent_attention_is_also_tried_data_parallel() -> None:

@@ -43,6 +43,7 @@ Context = Annotated[int, typer.Option("--context", "-c", help="Mean tokens cache
 Reserve = Annotated[float, typer.Option("--reserve-gb", help="Memory kept for activations.")]
 MeanInput = Annotated[int, typer.Option("--input-tokens", help="Mean length of a prompt.")]
 MeanOutput = Annotated[int, typer.Option("--output-tokens", help="Mean length of an answer.")]
+Word = Annotated[str, typer.Argument(help="Only names with this in them.")]
 Tpot = Annotated[float | None, typer.Option("--tpot-ms", help="Promised milliseconds per output token.")]
 Mfu = Annotated[float, typer.Option("--mfu", help="Share of peak arithmetic that prefill reaches.")]
 
@@ -135,7 +136,8 @@ def command_line(typed: typer.Context) -> str:
         if value == parameter.default or value is None:
             continue
         flag = parameter.opts[0] if parameter.param_type_name == "option" else ""
-        words += [part for part in (flag, "" if value is True else str(value)) if part]
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        words += [part for part in (flag, "" if value is True else text) if part]
     return shlex.join(words)
 
 
@@ -379,6 +381,22 @@ def audit(file: Annotated[Path, typer.Argument(help="A CSV of published or submi
     from headway.plan.audit import audit
 
     return audit(file)
+
+
+@verb("models", csv="models", must_find=True)
+def models(word: Word = "") -> Any:
+    """List the models known by name."""
+    from headway.plan import catalogue
+
+    return catalogue.models(word)
+
+
+@verb("hardware", csv="devices", must_find=True)
+def hardware(word: Word = "") -> Any:
+    """List the devices known by name, with their prices and when those were seen."""
+    from headway.plan import catalogue
+
+    return catalogue.hardware(word)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import msgspec
 from headway.plan.traffic import Target, Traffic
 from headway.roofline.cost import PriceRow
 from headway.roofline.frontier import FrontierPoint
+from headway.roofline.hardware import Hardware
 from headway.roofline.levers import Lever
 
 if TYPE_CHECKING:
@@ -295,6 +296,32 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     considered: int
     rejected: list[Rejected]
     assumptions: list[str]
+
+
+class Model(msgspec.Struct, frozen=True):
+    """A catalogued model and the hub ids that have its shape. `cache_bytes`: of one sequence of 8192 tokens."""
+
+    name: str
+    ids: list[str]
+    parameters: float
+    active_parameters: float
+    layers: int
+    context: int
+    weight_format: str
+    weight_bytes: float
+    cache_bytes: float
+
+
+class Models(msgspec.Struct, frozen=True, kw_only=True):
+    """Catalogued models."""
+
+    models: list[Model]
+
+
+class Devices(msgspec.Struct, frozen=True, kw_only=True):
+    """Catalogued devices, figures per device."""
+
+    devices: list[Hardware]
 
 
 class Claim(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ def frontier(axes: Any, answer: Frontier) -> None:
         axes.plot(*_curve(outside), linestyle=":", color=line.get_color(), label=dotted)
     if answer.ceiling:
         axes.axhline(answer.ceiling, color="grey", linewidth=0.8, linestyle="--", label="ceiling of any batch")
-    knee = next((point for point in answer.points if answer.knee and point.batch >= answer.knee), None)
+    knee = next((point for point in answer.points if answer.knee and point.batch >= round(answer.knee)), None)
     if knee is not None:
         at = f"knee: at batch {answer.knee:.0f} arithmetic takes as long as reading the weights"
         axes.plot(*_curve([knee]), "o", color="#b3261e", label=at)

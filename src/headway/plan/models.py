@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,7 @@ def load_shape(reference: str) -> ModelShape:
     """
     path = Path(reference).expanduser()
     if path.suffix == ".gguf" and path.is_file():
-        from headway.model.gguf import read_gguf_header
-
-        metadata, tensors = read_gguf_header(path)
-        return shape_from_gguf(metadata, tensors, path.stem)
+        return _from_gguf(path)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise BadInput("--model", f"{reference} has no config.json; accepted: a model folder, a .gguf file, a name")
@@ -60,6 +58,32 @@ def profile_of(reference: str, field: str = "--hardware") -> Profile | None:
     if profile is None:
         raise BadInput(field, "this machine was not measured yet; run `headway probe`")
     return profile
+
+
+def _from_gguf(path: Path) -> ModelShape:
+    """The shape in a GGUF file's header. Of a file split into parts, any of them stands for all: the first has the
+    metadata, each its own tensors."""
+    from headway.model.gguf import read_gguf_header
+
+    metadata, tensors = read_gguf_header(path)
+    count = metadata.get("split.count", 1)
+    if count in (0, 1):
+        return shape_from_gguf(metadata, tensors, path.stem)
+    named = re.fullmatch(r"(.+)-\d{5}-of-(\d{5})", path.stem)
+    if named is None or int(named[2]) != count:
+        raise BadInput("--model", f"{path} is a part of {count}; parts must be called NAME-00001-of-{count:05}.gguf")
+    parts = [path.with_name(f"{named[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise BadInput("--model", f"{path} is a part of {count}; missing beside it: {', '.join(missing[:3])}")
+    headers = [read_gguf_header(part) for part in parts]
+    whole: dict[str, tuple[tuple[int, ...], str]] = {}
+    for number, (part, (keys, own)) in enumerate(zip(parts, headers, strict=True)):
+        if (keys.get("split.count"), keys.get("split.no")) != (count, number) or whole.keys() & own.keys():
+            raise BadInput("--model", f"{part} is not part {number + 1} of the same {count}")
+        whole |= own
+    if len(whole) != headers[0][0].get("split.tensors.count", len(whole)):
+        raise BadInput("--model", f"{path}: its parts hold {len(whole)} tensors, not as many as the first says")
+    return shape_from_gguf(headers[0][0], whole, named[1])
 
 
 def _from_files(config: Path, quantisation: Path, name: str) -> ModelShape:

@@ -13,9 +13,11 @@ from headway.plan.answers import (
     Cost,
     CostTable,
     Deployment,
+    Devices,
     Explained,
     Frontier,
     Levers,
+    Models,
     Prefill,
     Ratio,
     Score,
@@ -25,7 +27,8 @@ from headway.plan.answers import (
     TensorParallel,
 )
 from headway.report.document import Bars, Commands, Document, Drawing, Grid, Listing, Part, Text
-from headway.report.units import count, decimal, dollars, gigabytes, seconds, times, yes
+from headway.report.units import count, decimal, dollars, gigabytes, parameters, seconds, times, yes
+from headway.roofline.hardware import Hardware
 
 CACHE = {0.5: "4-bit", 1.0: "8-bit", 2.0: "16-bit", 4.0: "32-bit"}  # by bytes per number
 
@@ -75,7 +78,7 @@ def _(a: Step) -> list[Part]:
         lines.append(Text(f"range p10-p90: {seconds(a.p10)} to {seconds(a.p90)}"))
     lines += [
         Text(f"{count(a.tokens_per_second)} tok/s, {decimal(a.tokens_per_second_per_user)} tok/s per user"),
-        waterfall(a.terms, a.seconds), Drawing(partial(figures.waterfall, answer=a)),
+        waterfall(a.terms, a.seconds), Drawing(partial(figures.waterfall, answer=a), on_page=False),
     ]  # fmt: skip
     return lines if a.fits else [*lines, Text(f"does NOT fit in memory here: {_needs(a.gpus_needed)}", "bad")]
 
@@ -246,9 +249,11 @@ def _(a: Search) -> Document:
         for r in a.deployments
     ]  # fmt: skip
     first = a.deployments[0]
-    tried = f"{a.considered} tried, {len(a.rejected)} rejected" + (" (the page says why: --html)" if a.rejected else "")
+    tried = f"{a.considered} tried, {len(a.rejected)} rejected" + (" (the --html page says why)" if a.rejected else "")
     return Document(f"Deployments for {a.model}, cheapest first", [
-        *told, Grid(head, rows), Text(f"{tried}; the first one's TPOT: {_range(first)}"), *_commands(first),
+        *told, Grid(head, rows),
+        Text("used: share of what it can carry; N+1: survives the loss of a replica; limit: what breaks first", "note"),
+        Text(f"{tried}; p10-p90 of the first one's TPOT: {_range(first)}"), *_commands(first),
         *_assumptions(a.assumptions),
     ], [
         Drawing(partial(figures.search, answer=a)), _in_full(a),
@@ -266,8 +271,8 @@ def _short(r: Deployment) -> str:
 def _range(r: Deployment) -> str:
     """p10-p90 of the TPOT, where runs like it were measured."""
     if r.tpot_p10_ms is None or r.tpot_p90_ms is None:
-        return "no range, for no such run was measured"
-    return f"p10-p90 {seconds(r.tpot_p10_ms / 1e3)} to {seconds(r.tpot_p90_ms / 1e3)}"
+        return "no such run was measured"
+    return f"{seconds(r.tpot_p10_ms / 1e3)} to {seconds(r.tpot_p90_ms / 1e3)}"
 
 
 def _commands(r: Deployment) -> list[Part]:
@@ -301,6 +306,41 @@ def traffic(a: Search) -> str:
         f"{t.rate:.3g} requests/s of {t.input_tokens:.0f} tokens in ({t.cache_hit:.0%} cached) and "
         f"{t.output_tokens:.0f} out ({t.source}){promise}"
     )
+
+
+@document.register
+def _(a: Models) -> Document:
+    rows = [
+        [m.name, parameters(m.parameters), parameters(m.active_parameters), m.weight_format, gigabytes(m.weight_bytes),
+         gigabytes(m.cache_bytes), count(m.context or None)]
+        for m in a.models
+    ]  # fmt: skip
+    head = ["model", "parameters", "active", "format", "weights", "cache 8k", "context"]
+    ids = Listing("hub ids", [f"{m.name}: {', '.join(m.ids)}" for m in a.models])
+    what = "--model takes these names and hub ids; other hub ids, folders and .gguf files too. Cache: of 8,192 tokens."
+    return Document(f"{len(rows)} models known by name", [Text(what), Grid(head, rows)], [ids])
+
+
+@document.register
+def _(a: Devices) -> Document:
+    def peak(device: Hardware, format: str) -> str:
+        return f"{device.peaks[format] / 1e12:,.0f}" if format in device.peaks else "-"
+
+    def price(device: Hardware) -> str:
+        return f"{dollars(device.price.typical)} ({device.price.date})" if device.price else "-"
+
+    formats = ("bf16", "fp8", "fp4")
+    rows = [
+        [d.name, f"{d.memory / 1e9:,.0f}", f"{d.bandwidth / 1e9:,.0f}", *(peak(d, name) for name in formats),
+         f"{d.link.bandwidth / 1e9:,.0f} x {d.link.group}" if d.link else "-", price(d)]
+        for d in a.devices
+    ]  # fmt: skip
+    head = ["device", "GB", "GB/s", "bf16", "fp8", "fp4", "link GB/s", "$/h (seen)"]
+    sources = Listing("sources", [
+        f"{d.name} ({d.date}): {d.source}" + (f"; price: {d.price.source}" if d.price else "") for d in a.devices
+    ])  # fmt: skip
+    what = "--hardware takes these names, and `this-machine` after `headway probe`. Peaks: dense TFLOP/s."
+    return Document(f"{len(rows)} devices known by name", [Text(what), Grid(head, rows)], [sources])
 
 
 @document.register

@@ -62,9 +62,11 @@ class Commands:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A plot, drawn by `draw` onto matplotlib axes. Pages have it; a terminal has not."""
+    """A plot, drawn by `draw` onto matplotlib axes. A terminal has none, a page where nothing else of it shows the
+    same (`on_page`)."""
 
     draw: Callable[[Any], None]
+    on_page: bool = True
 
 
 Part = Text | Listing | Grid | Bars | Commands | Drawing
@@ -158,6 +160,8 @@ def _element(part: Part) -> str:
         case Commands():
             return html.preformatted("\n".join(part.lines))
         case Drawing():
+            if not part.on_page:
+                return ""
             figure, axes = new_figure("--html")
             part.draw(axes)
             return svg(figure)

@@ -43,5 +43,10 @@ def metric(value: float, unit: str) -> str:
     return f"{value:.3g} {unit}"
 
 
+def parameters(value: float) -> str:
+    """Millions or billions, as model cards write them: 70.6B, 270M."""
+    return f"{value / 1e9:.3g}B" if value < 1e12 and value >= 1e9 else metric(value, "").replace(" ", "")
+
+
 def yes(value: bool) -> str:
     return "yes" if value else "NO"

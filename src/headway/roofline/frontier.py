@@ -89,7 +89,9 @@ def frontier(d: Replica, context: float, batches: Iterable[int] | None = None, r
     """The curve at one mean context. Batches default to a ladder that runs past what fits, so the dotted part shows."""
     fits = memory_batch(d, context, reserve)
     ladder = default_batches(max(256, min(4 * max(fits, 1), 65536)))
-    chosen = list(batches) if batches is not None else sorted({*ladder, max(1, min(fits, ladder[-1]))})
+    corner = knee(d)
+    marks = {max(1, min(round(mark), ladder[-1])) for mark in (fits, corner) if mark is not None}
+    chosen = list(batches) if batches is not None else sorted({*ladder, *marks})
     points = []
     for batch in chosen:
         cost = decode(d, batch, context)
@@ -98,4 +100,4 @@ def frontier(d: Replica, context: float, batches: Iterable[int] | None = None, r
                 batch, cost.seconds, 1.0 / cost.seconds, batch / cost.seconds / d.gpus, batch <= fits, cost.binds
             )
         )
-    return Frontier(points, knee(d), critical_context(d), ceiling(d, context), fits)
+    return Frontier(points, corner, critical_context(d), ceiling(d, context), fits)

@@ -54,6 +54,11 @@ def find_model(name: str, field: str = "--model") -> ModelShape:
     return shape_from_config(config, model_names()[name.lower()])
 
 
+def catalogue_ids() -> dict[str, list[str]]:
+    """Every catalogued model: name -> the hub ids that have its shape."""
+    return {name: list(entry["ids"]) for name, entry in _entries().items()}
+
+
 def hub_id(name: str) -> str | None:
     """The first hub id of a catalogued model, None if it is not catalogued."""
     known = model_names().get(name.lower())
