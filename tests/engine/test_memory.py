@@ -5,34 +5,42 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway.core.errors import BadInput
+from headway.core.step import blocks_held
 from headway.engine.machine import free_memory, usable_cores
-from headway.engine.memory import GIB, RESERVE, MemoryPlan, plan_memory
 from headway.model.load import load
 from headway.model.source import DEFAULT_MODEL
 from headway.ops.reference import ReferenceBackend
-from headway.shape.model import KVGroup
+from headway.roofline.hardware import GIB
+from headway.roofline.memory import MemoryPlan, cut_pools
+from headway.shape.model import KVGroup, block_bytes
 
 GROUP = KVGroup("full", (0, 1), heads=2, key_width=64, value_width=64, dtype_bytes=4.0)
 BLOCK = 2 * 2 * 128 * 4 * 32  # layers x heads x (key + value) x float32 x slots
+RESERVE = GIB / 4
 
 
-def plan(**changes: object) -> MemoryPlan:
-    known = {"block_size": 32, "max_rows": 4, "max_len": 1024, "weights": GIB, "activations": GIB, "free": 8 * GIB}
-    return plan_memory((GROUP,), **(known | changes))  # type: ignore[arg-type]
+def plan(free: float = 8 * GIB, **changes: Any) -> MemoryPlan:
+    known = {"groups": (GROUP,), "block_size": 32, "max_rows": 4, "max_len": 1024, "step_tokens": 512} | changes
+    known.setdefault("block_bytes", [block_bytes(group, 32) for group in known["groups"]])
+    return cut_pools(MemoryPlan(free, GIB, GIB, RESERVE), **known)
 
 
 def test_the_default_cache_serves_the_largest_batch_at_full_context() -> None:
     assert plan().blocks == (4 * 33,)
-    assert plan().kv == 4 * 33 * BLOCK
+    assert plan().cache == 4 * 33 * BLOCK
 
 
 def test_the_default_cache_takes_at_most_a_quarter_of_what_is_left() -> None:
     small = plan(max_rows=10**6)
-    assert small.kv == (8 * GIB - 2 * GIB - RESERVE) // 4 // BLOCK * BLOCK
+    assert small.cache == (8 * GIB - 2 * GIB - RESERVE) // 4 // BLOCK * BLOCK
 
 
 def test_the_wanted_cache_is_the_cache() -> None:
@@ -47,8 +55,34 @@ def test_a_cache_that_cannot_be_is_refused(gib: float) -> None:
 
 def test_the_terms_add_up_to_what_is_free() -> None:
     made = plan(kv_cache_gib=1.0)
-    left = float(dict(made.lines())["left free"].split()[0])
-    assert left == pytest.approx((made.free - made.weights - made.activations - made.kv - made.reserve) / GIB, abs=0.01)
+    shown = {label: float(amount.split()[0]) for label, amount in made.lines()}
+    assert shown.pop("usable memory") == pytest.approx(sum(shown.values()), abs=0.03)
+
+
+WINDOW = msgspec.structs.replace(GROUP, kind="window", window=256)
+
+
+def test_a_windows_pool_holds_the_windows_of_all_rows_and_no_more() -> None:
+    made = plan(groups=(GROUP, WINDOW), max_len=8192)
+    held = -(-(255 + 512) // 32) + 1  # of a row: its window and the step's new tokens, not aligned
+    assert made.blocks == (4 * 257, 4 * (held + 1))
+    assert (made.longest, made.tokens) == (8192, 4 * 257 * 32)
+    assert made.cache == sum(made.blocks) * BLOCK
+
+
+@given(gib=st.floats(0.01, 4), rows=st.integers(1, 64), length=st.integers(1, 100_000), window=st.integers(1, 9000))
+def test_pools_fill_the_wanted_cache_but_never_exceed_it(gib: float, rows: int, length: int, window: int) -> None:
+    groups = (GROUP, msgspec.structs.replace(WINDOW, window=window))
+    made = plan(groups=groups, kv_cache_gib=gib, max_rows=rows, max_len=length)
+    assert gib * GIB - 2 * BLOCK < made.cache <= gib * GIB
+    assert made.blocks[1] <= made.blocks[0] and 0 < made.longest <= length
+    for blocks, group in zip(made.blocks, groups, strict=True):
+        assert blocks_held(made.longest, group.window, 32, 512) <= blocks
+
+
+def test_models_of_windows_alone_serve_any_length() -> None:
+    made = plan(groups=(WINDOW,), max_len=1 << 20)
+    assert made.longest == 1 << 20
 
 
 @pytest.mark.parametrize(("quota", "most"), [("max 100000", 10**6), ("100000 100000", 1), ("50000 100000", 1)])
@@ -94,7 +128,7 @@ def test_memory_respects_ulimit() -> None:
 
 def test_what_does_not_fit_says_where_the_memory_went() -> None:
     with pytest.raises(BadInput, match=r"at most 0.75 GiB are left for it of 3.00 GiB free, after weights of 1.00,"):
-        plan(free=3 * GIB, kv_cache_gib=1.0)
+        plan(3 * GIB, kv_cache_gib=1.0)
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read() -> None:

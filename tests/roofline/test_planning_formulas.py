@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import BadInput
-from headway.roofline.capacity import Reserve, capacity, exact_memory_batch, kv_blocks, memory_batch
+from headway.roofline.capacity import capacity, memory_batch
 from headway.roofline.collectives import AllReduce, Fastest, all_reduce_of, served_all_reduce
 from headway.roofline.cost import blended_input, price_ratio, token_cost, usd_per_million
 from headway.roofline.frontier import ceiling, critical_context, frontier, knee
-from headway.roofline.hardware import find_hardware, hardware_catalogue
+from headway.roofline.hardware import UTILISATION, find_hardware, hardware_catalogue
 from headway.roofline.levers import levers, mean_context
+from headway.roofline.memory import replica_memory
 from headway.roofline.queueing import (
     erlang_wait,
     in_system,
@@ -29,6 +30,7 @@ from headway.roofline.speculation import Draft, best_length, expected_tokens, sp
 from headway.roofline.step import StepTime
 from headway.roofline.textbook import attention_overtakes, decode, deploy, prefill, prefill_flops, tensor_parallel
 from headway.shape.catalogue import find_model
+from headway.shape.model import block_bytes
 
 H100 = find_hardware("h100")
 LLAMA = deploy(find_model("llama-3.1-8b"), H100)
@@ -100,18 +102,20 @@ def test_the_batch_meets_the_target_and_one_more_does_not(tpot: float, context: 
 def test_exact_capacity_counts_per_gpu_and_never_splits_a_latent_cache() -> None:
     deepseek = find_model("deepseek-v3")
     h200 = find_hardware("h200")
-    per_gpu = exact_memory_batch(deepseek, h200.memory, 8192, 8)
+    per_gpu = memory_batch(msgspec.structs.replace(deploy(deepseek, h200, 8), exact=True), 8192)
     assert per_gpu == int((h200.memory - deepseek.stored.total / 8) / (8192 * 70272))
     assert per_gpu < memory_batch(deploy(deepseek, h200, 8), 8192) / 7
 
 
 def test_kv_blocks_of_a_measured_engine_within_ten_percent() -> None:
     # vLLM 0.19 on an RTX 4090 (casys-kaist/LLMServingSim, MIT): Llama-3.1-8B in bf16, 2,588 blocks of 16 tokens
-    blocks = kv_blocks(find_model("llama-3.1-8b"), 25_250_627_584, 0.9, 16, step_tokens=2048)
-    assert blocks == pytest.approx(2588, rel=0.1)
-    assert kv_blocks(find_model("llama-3.1-8b"), 16e9, 0.9, 16) == 0  # the weights alone are more
-    more = Reserve(runtime=2e9)
-    assert kv_blocks(find_model("llama-3.1-8b"), 25_250_627_584, 0.9, 16, step_tokens=2048, reserve=more) < blocks
+    shape, device = find_model("llama-3.1-8b"), find_hardware("rtx-4090")
+    block = block_bytes(shape.groups[0], 16)
+    share = 0.9 / UTILISATION  # what that engine was told to use
+    told = msgspec.structs.replace(device, visible=device.visible * share)
+    assert replica_memory(shape, told, step_tokens=2048).sequences(block) == pytest.approx(2588, rel=0.1)
+    small = msgspec.structs.replace(device, visible=16e9)
+    assert replica_memory(shape, small).sequences(block) == 0  # the weights alone are more
 
 
 # --- prefill and tensor parallel ------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_a_profile_is_a_device(tmp_path: Path) -> None:
     save_profile(profile, path)
     assert load_profile(path) == profile
     device = device_of(profile)
-    assert (device.bandwidth, device.peak("fp32"), device.room) == (18e9, 100e9, 8e9)
+    assert (device.bandwidth, device.peak("fp32"), device.usable) == (18e9, 100e9, 8e9)
     path.write_text("{}")
     with pytest.raises(BadInput, match="not a profile"):
         load_profile(path)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from headway.cache.hashing import BlockHasher
 from headway.cache.pool import BlockPool
-from headway.core.step import Capabilities
+from headway.core.step import Capabilities, blocks_held
 
 
 class Hit:
@@ -69,12 +69,7 @@ class KVCache:
 
     def holding(self, group: int, tokens: int) -> int:
         """The most blocks a row of `tokens` computed tokens ever holds at once."""
-        blocks = -(-tokens // self.block_size)
-        window = self.windows[group]
-        if window is None:
-            return blocks
-        # Before the blocks behind it are trimmed, a step of n new tokens sees n + window - 1 positions, not aligned.
-        return min(blocks, -(-(window - 1 + self._most_new) // self.block_size) + 1)
+        return blocks_held(tokens, self.windows[group], self.block_size, self._most_new)
 
     def expire(self, now: int) -> None:
         for pool in self.pools:

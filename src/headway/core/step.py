@@ -223,6 +223,15 @@ class StepShape(msgspec.Struct, frozen=True, gc=False):
     copies: int = 0
 
 
+def blocks_held(tokens: int, window: int | None, block_size: int, most_new: int) -> int:
+    """The most blocks of one KV group that a row of `tokens` computed tokens ever holds at once."""
+    blocks = -(-tokens // block_size)
+    if window is None:
+        return blocks
+    # Before the blocks behind it are trimmed, a step of n new tokens sees n + window - 1 positions, not aligned.
+    return min(blocks, -(-(window - 1 + most_new) // block_size) + 1)
+
+
 def keys_read(start: int, count: int, window: int | None) -> int:
     """Cached positions that queries [start, start + count) look at, their own included."""
     return start + count if window is None else min(start + count, window - 1 + count)

@@ -20,7 +20,6 @@ from headway.core.step import Capabilities
 from headway.engine.event_file import EventWriter
 from headway.engine.loop import EngineLoop
 from headway.engine.machine import free_memory, usable_cores, wall_clock
-from headway.engine.memory import MemoryPlan, activation_bytes, plan_memory
 from headway.engine.options import EngineOptions, declared
 from headway.engine.profile import saved_profile, step_time
 from headway.executor.model import ModelExecutor
@@ -30,11 +29,13 @@ from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
+from headway.roofline.memory import PROCESS, MemoryPlan, cut_pools
 from headway.roofline.profile import Profile
 from headway.roofline.timing import Timing
 from headway.scheduling.budget import Budget
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
+from headway.shape.model import block_bytes
 from headway.text.chat import encode_chat
 from headway.text.template import ChatTemplate
 from headway.text.tokenizer import Tokenizer
@@ -229,21 +230,22 @@ def _limits(options: EngineOptions, model: Model, weights: int, free: int) -> tu
     if max_len > context:
         raise BadInput("--max-model-len", f"{max_len} is above the model's context of {context}")
     step = max(options.max_step_tokens, options.max_rows)
-    memory = plan_memory(
+    rows = options.max_rows + PROMPT_LOGITS
+    # About 6 arrays as wide as the model, 3 as wide as its MLP; logits with a copy for the sampler. All float32.
+    activations = 4 * (step * (6 * config.hidden_size + 3 * config.intermediate_size) + 2 * rows * config.vocab_size)
+    memory = cut_pools(
+        MemoryPlan(free, weights, activations, PROCESS),
         model.groups,
+        [block_bytes(group, options.block_size) for group in model.groups],
         block_size=options.block_size,
         max_rows=options.max_rows,
         max_len=max_len,
-        weights=weights,
-        activations=activation_bytes(
-            config.hidden_size, config.intermediate_size, config.vocab_size, step, options.max_rows + PROMPT_LOGITS
-        ),
-        free=free,
+        step_tokens=step,
         kv_cache_gib=options.kv_cache_gib,
     )
-    if options.max_model_len and max_len > memory.tokens:
+    if options.max_model_len and max_len > memory.longest:
         raise BadInput(
-            "--max-model-len", f"{max_len} tokens do not fit in a cache of {memory.tokens}; see --kv-cache-gib"
+            "--max-model-len", f"{max_len} tokens do not fit in a cache of {memory.longest}; see --kv-cache-gib"
         )
     limits = Capabilities(
         block_size=options.block_size,
@@ -251,7 +253,7 @@ def _limits(options: EngineOptions, model: Model, weights: int, free: int) -> tu
         windows=tuple(group.window for group in model.groups),
         max_rows=options.max_rows,
         max_tokens_per_step=step,
-        max_model_len=min(max_len, memory.tokens),
+        max_model_len=memory.longest,
         max_prompt_logits=PROMPT_LOGITS,
     )
     return limits, memory

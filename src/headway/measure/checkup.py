@@ -10,7 +10,6 @@ import msgspec
 from headway.core.errors import BadInput
 from headway.engine.build import make_backend
 from headway.engine.machine import free_memory, isa, usable_cores
-from headway.engine.memory import GIB
 from headway.engine.profile import held_formats, saved_profile, step_time
 from headway.measure.fit import Observation
 from headway.measure.formats import fit_formats, for_regime, machine_probe, measure_machine
@@ -18,6 +17,7 @@ from headway.measure.trial import BLOCK, Point, Trial, observe
 from headway.model.load import Model, load
 from headway.model.source import DEFAULT_MODEL
 from headway.ops.protocol import Backend
+from headway.roofline.hardware import GIB
 from headway.roofline.profile import Profile, Rates
 from headway.roofline.step import StepTime, decode_step, prefill_step
 from headway.roofline.timing import Timing

@@ -16,6 +16,7 @@ from headway.roofline.cost import PriceRow
 from headway.roofline.frontier import FrontierPoint
 from headway.roofline.hardware import Hardware
 from headway.roofline.levers import Lever
+from headway.roofline.memory import MemoryPlan
 
 if TYPE_CHECKING:
     from headway.roofline.calibrate import Range  # brings numpy, which a bound does not need
@@ -27,6 +28,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         gpus: of the replica. precision: of the weights. math: of the arithmetic.
         kv_bytes_per_number: of the cache; 0 if there is none.
+        memory: of one GPU; what is kept for activations is the verb's to say.
         mode: "textbook", "exact" or "calibrated". kind: "bound" (nothing is faster) or "estimate".
         notes: what to beware of here. assumptions: what the figures rest on, with the option that changes it.
     """
@@ -37,6 +39,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     kv_bytes_per_number: float
     math: str
+    memory: MemoryPlan
     mode: str
     kind: str = "bound"
     notes: list[str] = []
@@ -232,7 +235,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank: 1 is the cheapest. gpus: of one replica. total_gpus: of all.
         replicas: that decode (and prefill, unless `prefill_replicas` do).
-        attention_dp: groups of a replica's GPUs with sequences of their own.
+        attention_dp: groups of a replica's GPUs with sequences of their own. memory: of one GPU.
         max_model_len: context limit to set: what the traffic needs, as far as the memory holds it.
         batch, peak_batch: decodes at once, in the mean and at the target's percentile. chunk: prompt tokens per step.
         ttft_ms, tpot_ms: at the target's percentile. tpot_p10_ms, tpot_p90_ms: range, None if nothing was measured.
@@ -253,6 +256,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     prefill_replicas: int
     attention_dp: int
+    memory: MemoryPlan
     max_model_len: int
     batch: float
     peak_batch: int

@@ -108,7 +108,8 @@ def estimate(setup: Setup, concurrency: float, input_tokens: float, output_token
         replica, assumptions=(f"{concurrency:g} equal requests always in flight: a closed loop (--concurrency)",)
     )
     return Served(
-        **about | {"precision": deployment.precision, "kind": found.label}, engine=deployment.engine,
+        **about | {"precision": deployment.precision, "kind": found.label, "memory": deployment.memory},
+        engine=deployment.engine,
         concurrency=concurrency, input_tokens=input_tokens, output_tokens=output_tokens, tpot=found.tpot,
         ttft=found.ttft, bound_tpot=found.bound_tpot, bound_ttft=found.bound_ttft, abstained=found.reason,
         seconds=tpot, tokens_per_second=concurrency / tpot, terms=found.terms,

@@ -48,7 +48,7 @@ def _changes(replica: Replica) -> list[tuple[str, Replica]]:
             changes.append((name, requantised(replica, precision)))
     changes += [
         ("memory bandwidth +10 %", on(bandwidth=device.bandwidth * 1.1)),
-        ("memory size +10 %", on(memory=device.memory * 1.1, usable=device.room * 1.1)),
+        ("memory size +10 %", on(memory=device.usable * 1.1, visible=None)),
         ("arithmetic +10 %", msgspec.structs.replace(replica, pi=replica.pi * 1.1)),
     ]
     if not replica.exact or can_split(replica, 2 * replica.gpus):

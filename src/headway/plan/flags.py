@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from headway.plan.answers import Deployment
-from headway.roofline.deployment import MEMORY_SHARE
+from headway.roofline.hardware import UTILISATION
 from headway.shape.catalogue import hub_id
 from headway.shape.model import ModelShape
 
@@ -38,7 +38,7 @@ def _vllm(name: str, row: Deployment, requantised: bool, kv: str | None) -> str:
         *([f"--data-parallel-size {ranks}", "--enable-expert-parallel"] if ranks > 1 else []),
         f"--max-num-seqs {ceil(row.peak_batch / ranks)}",
         f"--max-num-batched-tokens {max(row.chunk, row.peak_batch)}", f"--max-model-len {row.max_model_len}",
-        f"--gpu-memory-utilization {MEMORY_SHARE}", "--enable-prefix-caching",
+        f"--gpu-memory-utilization {UTILISATION}", "--enable-prefix-caching",
         *(["--kv-cache-dtype fp8"] if kv == "fp8" else []), *_requantised(row.precision, requantised),
     ])  # fmt: skip
 

@@ -8,6 +8,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from headway.core.errors import BadInput
 from headway.roofline.hardware import Hardware, find_hardware
 from headway.roofline.profile import Profile, device_of, load_profile
@@ -41,7 +43,8 @@ def load_shape(reference: str) -> ModelShape:
 
 
 def load_device(reference: str, field: str = "--hardware") -> Hardware:
-    """A catalogued device, `this-machine` (measured by `headway probe`), or a profile's .json file."""
+    """A catalogued device, `this-machine` (measured by `headway probe`, with the memory that is free now), or a
+    profile's .json file."""
     profile = profile_of(reference, field)
     return find_hardware(reference, field) if profile is None else device_of(profile)
 
@@ -52,12 +55,13 @@ def profile_of(reference: str, field: str = "--hardware") -> Profile | None:
         return load_profile(reference)
     if reference != "this-machine":
         return None
+    from headway.engine.machine import free_memory
     from headway.engine.profile import saved_profile
 
     profile = saved_profile()
     if profile is None:
         raise BadInput(field, "this machine was not measured yet; run `headway probe`")
-    return profile
+    return msgspec.structs.replace(profile, memory=float(free_memory()))
 
 
 def _from_gguf(path: Path) -> ModelShape:

@@ -10,7 +10,7 @@ from headway.plan.setup import BOUNDS, Setup, gpus_needed, whole_from
 from headway.plan.steps import kind_of
 from headway.report.units import dollars, gigabytes
 from headway.roofline import levers as lever_tables
-from headway.roofline.capacity import capacity, free_bytes
+from headway.roofline.capacity import capacity, memory_plan
 from headway.roofline.cost import price_ratio, price_table, token_cost
 from headway.roofline.hardware import Hardware
 from headway.roofline.speculation import Draft
@@ -98,7 +98,7 @@ def cost_table(setup: Setup, batches: list[int], pricing: Pricing) -> CostTable:
     if not batches or min(batches) < 1:
         raise BadInput("--batches", "accepted: whole numbers from 1, like 1,8,64,256")
     rows = price_table(replica, batches, pricing.context, price, pricing.mfu)
-    memory, free = setup.gpus * replica.hardware.memory, free_bytes(replica)
+    memory, free = (setup.gpus * size for size in (replica.hardware.usable, memory_plan(replica).room))
     notes = list(input_note(pricing.mfu))
     if slower := [str(row.batch) for row in rows if row.compute_seconds > row.seconds]:
         notes.append(f"batch {', '.join(slower)}: the arithmetic, left out here, takes longer than reading the weights")

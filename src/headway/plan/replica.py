@@ -18,8 +18,7 @@ from statistics import NormalDist
 import msgspec
 
 from headway.plan.traffic import Target, Traffic
-from headway.roofline.capacity import Reserve, activation_bytes
-from headway.roofline.deployment import MEMORY_SHARE
+from headway.roofline.memory import MemoryPlan, replica_memory
 from headway.roofline.queueing import queue_quantile, queue_seconds
 from headway.roofline.step import StepTime, decode_step, mixed_step, prefill_step
 from headway.shape.model import kv_bytes
@@ -58,14 +57,10 @@ class LoadedReplica:
         self.model, self.role = model, role
 
     @cached_property
-    def free(self) -> float:
-        """Bytes of one GPU left for the cache."""
-        shape, layout = self.model.shape, self.model.layout
-        tp = layout.gpus // layout.attention_dp
-        stored = shape.stored
-        weights = (stored.total - stored.attention) / layout.gpus + stored.attention / tp
-        kept = activation_bytes(shape, CHUNKS[0], layout.gpus) + Reserve().runtime
-        return self.model.hardware.room * MEMORY_SHARE - weights - kept
+    def memory(self) -> MemoryPlan:
+        """Of one GPU."""
+        layout = self.model.layout
+        return replica_memory(self.model.shape, self.model.hardware, layout.gpus, layout.attention_dp, CHUNKS[0])
 
     def sequence_bytes(self, tokens: float) -> float:
         """Cache of one sequence on one GPU; data-parallel attention keeps whole sequences on few GPUs."""
@@ -93,7 +88,7 @@ class LoadedReplica:
         broken = [
             name
             for name, bad in (
-                ("memory", held > self.free),
+                ("memory", held > self.memory.room),
                 ("tpot", target.tpot is not None and slow > target.tpot),
                 ("ttft", target.ttft is not None and ttft > target.ttft),
             )
@@ -180,7 +175,7 @@ class LoadedReplica:
         service = self.model.predict(prefill_step(self.model.shape, fresh, cached))
         busy = rate * service
         broken = []
-        if self.sequence_bytes(traffic.input_tokens) > self.free:
+        if self.sequence_bytes(traffic.input_tokens) > self.memory.room:
             broken.append("memory")
         if busy >= 1:
             return Load(0, float("inf"), 0, 0, 0, fresh, 1, (*broken, "throughput"))

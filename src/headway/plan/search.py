@@ -19,8 +19,7 @@ from headway.plan.flags import engine_flags
 from headway.plan.prices import price_assumption
 from headway.plan.replica import Load, LoadedReplica
 from headway.plan.traffic import Target, Traffic, check
-from headway.report.units import metric
-from headway.roofline.deployment import MEMORY_SHARE
+from headway.report.units import gigabytes, metric
 from headway.roofline.hardware import Hardware
 from headway.roofline.step import Layout, StepTime
 from headway.shape.formats import nominal_bytes
@@ -116,7 +115,7 @@ def _assumptions(traffic: Traffic, wanted: Wanted) -> list[str]:
     ]
     burst = "Poisson" if traffic.arrival_cv2 == 1 else f"arrivals with a squared variation of {traffic.arrival_cv2:.2g}"
     lines.append(f"{burst}; lengths at their mean; {traffic.cache_hit:.0%} of input cached (--cache-hit)")
-    lines.append(f"engines plan with {MEMORY_SHARE:.0%} of a device's memory")
+    lines += [f"{device.name}: {gigabytes(device.usable)} of memory" for device in wanted.hardware]
     if wanted.split:
         lines.append(f"a split ships caches over {metric(NETWORK, 'B/s')} per GPU (--no-split leaves splits out)")
     return lines
@@ -169,9 +168,9 @@ def price_of(device: Hardware, wanted: Wanted) -> float | None:
 def _mixed(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> Deployment | Rejected:
     """Replicas that prefill and decode in the same steps."""
     replica = LoadedReplica(c.model)
-    if replica.free <= 0:
+    if replica.memory.room <= 0:
         return Rejected(c.name, "the weights do not fit")
-    if replica.sequence_bytes(traffic.longest) > replica.free:
+    if replica.sequence_bytes(traffic.longest) > replica.memory.room:
         return Rejected(
             c.name, f"the longest request, {traffic.longest} tokens: {_too_large(replica, traffic.longest)}"
         )
@@ -192,7 +191,7 @@ def _split(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> De
     if not wanted.split or c.device.kind == "cpu":
         return None
     prefill, decode = LoadedReplica(c.model, "prefill"), LoadedReplica(c.model, "decode")
-    if prefill.free <= prefill.sequence_bytes(traffic.longest):
+    if prefill.memory.room <= prefill.sequence_bytes(traffic.longest):
         return None  # the mixed row says what does not fit
     ship = prefill.sequence_bytes(traffic.fresh_tokens) / NETWORK  # every GPU ships its own part
     in_time = None if target.ttft is None else target.ttft - ship
@@ -232,8 +231,8 @@ def _priced(
     return Deployment(
         rank=0, name=name, hardware=c.device.name, hardware_kind=c.device.kind, gpus=c.gpus, total_gpus=total,
         precision=c.precision, replicas=replicas, prefill_replicas=prefill_replicas, attention_dp=c.attention_dp,
-        max_model_len=_context_limit(LoadedReplica(c.model), traffic), batch=round(load.batch, 1),
-        peak_batch=ceil(load.peak_batch), chunk=load.chunk, ttft_ms=ttft * 1e3, tpot_ms=load.tpot * 1e3,
+        memory=LoadedReplica(c.model).memory, max_model_len=_context_limit(LoadedReplica(c.model), traffic),
+        batch=round(load.batch, 1), peak_batch=ceil(load.peak_batch), chunk=load.chunk, ttft_ms=ttft * 1e3, tpot_ms=load.tpot * 1e3,
         mean_tpot_ms=load.mean_tpot * 1e3, basis=c.basis,
         tpot_p10_ms=None if c.low is None else load.tpot * c.low * 1e3,
         tpot_p90_ms=None if c.high is None else load.tpot * c.high * 1e3,
@@ -250,13 +249,13 @@ def _context_limit(replica: LoadedReplica, traffic: Traffic) -> int:
     shape = replica.model.shape
     need = traffic.longest or ceil(traffic.input_tokens + traffic.output_tokens)
     limit = ceil((traffic.longest or 2 * need) / 1024) * 1024
-    while limit > need and replica.sequence_bytes(limit) > replica.free:
+    while limit > need and replica.sequence_bytes(limit) > replica.memory.room:
         limit = max(need, limit - 1024)
     return min(limit, shape.context) if shape.context else limit
 
 
 def _too_large(replica: LoadedReplica, tokens: float) -> str:
-    need, free = replica.sequence_bytes(tokens) / 1e9, replica.free / 1e9
+    need, free = replica.sequence_bytes(tokens) / 1e9, replica.memory.room / 1e9
     return f"its cache takes {need:.1f} GB of the {free:.1f} GB left per GPU"
 
 

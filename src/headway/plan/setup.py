@@ -9,7 +9,7 @@ import msgspec
 from headway.core.errors import BadInput
 from headway.plan.models import load_device, load_shape
 from headway.report.units import gigabytes, metric
-from headway.roofline.capacity import memory_batch
+from headway.roofline.capacity import memory_batch, memory_plan
 from headway.roofline.collectives import all_reduce_of
 from headway.roofline.hardware import Hardware
 from headway.roofline.step import check_layout
@@ -93,7 +93,7 @@ class Setup(msgspec.Struct, frozen=True):
         return {
             "model": replica.shape.name, "hardware": replica.hardware.name, "gpus": replica.gpus,
             "precision": replica.precision, "kv_bytes_per_number": max(cached, default=0.0), "math": replica.math,
-            "mode": self.mode, "notes": [*notes, *self._notes(replica)],
+            "mode": self.mode, "memory": memory_plan(replica), "notes": [*notes, *self._notes(replica)],
             "assumptions": [*assumptions, *self._assumptions(replica)],
         }  # fmt: skip
 
@@ -115,7 +115,7 @@ class Setup(msgspec.Struct, frozen=True):
         device = replica.hardware
         peak = "" if replica.pi == float("inf") else f", {metric(replica.pi, 'FLOP/s')} in {replica.math}"
         lines = [
-            f"{device.name}: {gigabytes(device.memory)} at {metric(device.bandwidth, 'B/s')}{peak} ({device.date})",
+            f"{device.name}: {gigabytes(device.usable)} at {metric(device.bandwidth, 'B/s')}{peak} ({device.date})",
             COUNTED[self.mode].format(engine=self.engine),
         ]
         if replica.gpus > 1 and self.mode != "calibrated":

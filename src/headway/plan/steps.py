@@ -131,7 +131,8 @@ def capacity(setup: Setup, context: int, tpot_ms: float | None = None, reserve_g
     found = capacities.capacity(replica, context, None if tpot_ms is None else tpot_ms * 1e-3, reserve)
     seconds = textbook.decode(replica, found.batch, context).seconds if found.batch else None
     return Capacity(
-        **setup.about(replica, assumptions=(f"{reserve_gb:g} GB kept for activations (--reserve-gb)",)),
+        **setup.about(replica, assumptions=(f"{reserve_gb:g} GB kept for activations (--reserve-gb)",))
+        | {"memory": capacities.memory_plan(replica, reserve)},
         context=context, tpot_ms=tpot_ms, **msgspec.structs.asdict(found),
         gpus_needed=None if found.memory_batch else gpus_needed(replica, context, 1, reserve),
         seconds=seconds, tokens_per_second=found.batch / seconds if seconds else None,
@@ -161,5 +162,5 @@ def tensor_parallel(setup: Setup, degrees: list[int], batch: int, context: int) 
         best_degree_continuous=textbook.best_degree_continuous(replica, latency) if latency else None,
         binds={degree: cost.binds for degree, cost in costs.items()},
         terms={degree: cost.terms for degree, cost in costs.items()},
-        fits={n: replica.weights < n * replica.hardware.memory for n in costs},
+        fits={n: replica.weights < n * replica.hardware.usable for n in costs},
     )  # fmt: skip

@@ -133,8 +133,12 @@ class Calibration(msgspec.Struct, frozen=True):
         if precision not in region.precisions:
             return f"no measured runs of {precision}; there are of {', '.join(region.precisions)}"
         if not deployment.fits:
-            need, room = deployment.weights_per_gpu / 1e9, deployment.room / 1e9
-            return f"does not fit: {need:.0f} GB of weights per GPU and the cache of a request, {room:.0f} GB of memory"
+            plan = deployment.memory
+            need, kept, most = (x / 1e9 for x in (plan.weights, plan.activations + plan.reserve, plan.usable))
+            return (
+                f"does not fit: {need:.0f} GB of weights per GPU, {kept:.1f} GB in reserve and the cache of a request "
+                f"are more than the {most:.1f} GB of memory"
+            )
         for name in ("prompt", "output", "concurrency", "gpus"):
             least, most = getattr(region, name)
             if not least <= getattr(deployment, name) <= most:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import floor
 
 import msgspec
 
 from headway.core.errors import BadInput
 from headway.roofline.exact import step_time
-from headway.roofline.hardware import GIB
+from headway.roofline.memory import UNBOUNDED, MemoryPlan
 from headway.roofline.step import COMPUTE_TERMS, MEMORY_TERMS, StepTime, decode_step
-from headway.roofline.textbook import Replica, cache_bytes, decode
-from headway.shape.model import ModelShape, block_bytes, kv_bytes
-
-UNBOUNDED = 1 << 24  # a batch nobody runs; searched up to here when a sequence costs nothing
+from headway.roofline.textbook import Replica, decode
+from headway.shape.model import kv_bytes
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -39,20 +36,21 @@ class Capacity(msgspec.Struct, frozen=True):
     bytes_per_sequence: float
 
 
-def free_bytes(d: Replica, reserve: float = 0.0) -> float:
-    """n*C_HBM - M_W - M_act."""
-    return d.gpus * d.hardware.memory - d.weights - reserve
+def memory_plan(d: Replica, reserve: float = 0.0) -> MemoryPlan:
+    """One GPU of a planned replica: C_HBM, M_W / n, and its part of `reserve` bytes for activations and whatever else
+    the replica keeps (B6)."""
+    weights = step_time(d).shape.stored.total if d.exact else d.weights
+    return MemoryPlan(d.hardware.usable, weights / d.gpus, reserve=reserve / d.gpus)
+
+
+def sequence_bytes(d: Replica, context: float) -> float:
+    """Cache of one sequence on one GPU: of B1's bytes its share; in exact mode by heads, which may not split evenly."""
+    return kv_bytes(d.shape, context, d.gpus) if d.exact else kv_bytes(d.shape, context) / d.gpus
 
 
 def memory_batch(d: Replica, context: float, reserve: float = 0.0) -> int:
     """B_mem = floor((n*C_HBM - M_W - M_act) / (T*m_KV)), 0 if negative (B6); in exact mode per GPU."""
-    if d.exact:
-        return exact_memory_batch(step_time(d).shape, d.hardware.room, context, d.gpus, reserve / d.gpus)
-    free = free_bytes(d, reserve)
-    per_sequence = cache_bytes(d, context)
-    if free < 0:
-        return 0
-    return UNBOUNDED if per_sequence == 0 else floor(free / per_sequence)
+    return memory_plan(d, reserve).sequences(sequence_bytes(d, context))
 
 
 def capacity(d: Replica, context: float, tpot: float | None = None, reserve: float = 0.0) -> Capacity:
@@ -69,7 +67,8 @@ def capacity(d: Replica, context: float, tpot: float | None = None, reserve: flo
         by_read = _within(d, context, tpot, ("weights", "kv"))
         by_work = _within(d, context, tpot, ("arithmetic", "attention"))
     limits: dict[str, int | None] = {"memory": in_memory, "tpot-memory": by_read, "tpot-compute": by_work}
-    return Capacity(*_smallest(limits), in_memory, by_read, by_work, free_bytes(d, reserve), cache_bytes(d, context))
+    free, each = memory_plan(d, reserve).room * d.gpus, sequence_bytes(d, context) * d.gpus
+    return Capacity(*_smallest(limits), in_memory, by_read, by_work, free, each)
 
 
 def exact_capacity(
@@ -79,7 +78,9 @@ def exact_capacity(
     GPU kept for other things. `overhead`: seconds added to every step."""
     _check_target(tpot)
     shape, gpus = model.shape, model.layout.gpus
-    in_memory = exact_memory_batch(shape, model.hardware.room, context, gpus, reserve)
+    plan = MemoryPlan(model.hardware.usable, shape.stored.total / gpus, reserve=reserve)
+    each = kv_bytes(shape, context, gpus)
+    in_memory = plan.sequences(each)
 
     def side(names: tuple[str, ...]) -> int | None:
         if tpot is None:
@@ -94,8 +95,7 @@ def exact_capacity(
 
     by_read, by_work = side(MEMORY_TERMS), side(COMPUTE_TERMS)
     limits: dict[str, int | None] = {"memory": in_memory, "tpot-memory": by_read, "tpot-compute": by_work}
-    free = gpus * (model.hardware.room - reserve) - shape.stored.total
-    return Capacity(*_smallest(limits), in_memory, by_read, by_work, free, kv_bytes(shape, context, gpus) * gpus)
+    return Capacity(*_smallest(limits), in_memory, by_read, by_work, plan.room * gpus, each * gpus)
 
 
 def _smallest(limits: dict[str, int | None]) -> tuple[int, str, str]:
@@ -133,61 +133,3 @@ def _largest(fits: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-class Reserve(msgspec.Struct, frozen=True):
-    """Memory of one GPU that holds neither weights, cache nor the step's activations, in bytes.
-
-    runtime: the driver's context, the allocator's slack, compiled kernels and communication buffers: about half a GiB
-    on one GPU. graphs: captured graphs; 0, because vLLM sizes its cache before it captures them, so that they lie in
-    the share of memory that `utilisation` leaves out. Give a figure for an engine that counts them.
-    """
-
-    runtime: float = 0.55 * GIB
-    graphs: float = 0.0
-
-
-def activation_bytes(shape: ModelShape, tokens: int, gpus: int = 1) -> float:
-    """Activations alive at once in the largest step of `tokens` new tokens: residual and its norm (2 d), the widest
-    matrix's input and output (2 times the gate and up width, or query, key and value), 16 bits each, and float32
-    logits of up to 256 rows with one copy for sampling."""
-    heads = shape.heads * shape.head_width
-    widest = max(2 * _ffn_width(shape), heads + 2 * shape.kv_heads * shape.head_width) / gpus
-    rows = min(tokens, 256)
-    return 2.0 * tokens * (2 * shape.d_model + 2 * widest) + 2 * 4.0 * rows * shape.vocab
-
-
-def _ffn_width(shape: ModelShape) -> float:
-    """Mean width of the feed-forward layers a token passes, from the parameters themselves."""
-    passed = shape.params.mlp + shape.params.shared + shape.n_routed
-    return passed / (3.0 * shape.d_model * shape.layers)
-
-
-def kv_blocks(
-    shape: ModelShape,
-    memory: float,
-    utilisation: float,
-    block_size: int,
-    *,
-    gpus: int = 1,
-    step_tokens: int = 8192,
-    reserve: Reserve | None = None,
-    weights: float | None = None,
-) -> int:
-    """Blocks of `block_size` tokens an engine finds room for on each GPU (B6, exact mode):
-    (memory * utilisation - M_W/n - activations - reserve) / bytes of a block."""
-    kept = reserve or Reserve()
-    held = (shape.stored.total if weights is None else weights) / gpus
-    activations = activation_bytes(shape, step_tokens, gpus)
-    free = memory * utilisation - held - activations - kept.runtime - kept.graphs
-    each = sum(block_bytes(group, block_size, gpus) for group in shape.groups if group.kind != "state")
-    return max(0, floor(free / each)) if each else 0
-
-
-def exact_memory_batch(shape: ModelShape, memory: float, context: float, gpus: int, reserve: float = 0.0) -> int:
-    """B6 per GPU: (C - M_W/n - M_act) / (T*m_KV/min(n, n_kv)), latent caches unsplit."""
-    free = memory - shape.stored.total / gpus - reserve
-    per_sequence = kv_bytes(shape, context, gpus)
-    if free < 0:
-        return 0
-    return UNBOUNDED if per_sequence == 0 else floor(free / per_sequence)

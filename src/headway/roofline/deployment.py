@@ -13,15 +13,11 @@ import msgspec
 import numpy as np
 
 from headway.roofline.hardware import Hardware
+from headway.roofline.memory import MemoryPlan, replica_memory
 from headway.shape.formats import FORMATS
-from headway.shape.model import KVGroup, ModelShape, kv_bytes, kv_read_bytes
+from headway.shape.model import KVGroup, ModelShape, kv_bytes, kv_read_bytes, store_as
 
 Columns = dict[str, np.ndarray]
-
-# "80 GB" of HBM is 80 GiB: nvidia-smi shows 81,559 MiB on an H100-80GB, 143,771 on an H200-141GB.
-LABEL_GIB = 2**30 / 1e9
-MEMORY_SHARE = 0.92  # of device memory that engines plan with: 0.9 to 0.95 in the recipes of the measured runs
-WORKSPACE = 3e9  # bytes a GPU keeps for activations, graphs and collectives
 
 
 class Deployment(msgspec.Struct, frozen=True):
@@ -65,23 +61,32 @@ class Deployment(msgspec.Struct, frozen=True):
         return max(1, self.gpus // self.attention_dp)
 
     @property
-    def room(self) -> float:
-        """Bytes of one GPU an engine plans with."""
-        device = self.hardware
-        total = device.usable if device.usable is not None else device.memory * LABEL_GIB
-        return total * MEMORY_SHARE - WORKSPACE
+    def stored(self) -> ModelShape:
+        """The model in the formats it is served in: 4-bit mixtures keep all but their routed experts in 16 bits."""
+        packed = store_as(self.shape, weight_format(self)).with_kv_bytes(self.cache_bytes)
+        if not _experts_only(self):
+            return packed
+        wide = store_as(self.shape, "bf16").stored
+        return msgspec.structs.replace(packed, stored=msgspec.structs.replace(wide, experts=packed.stored.experts))
 
     @property
-    def weights_per_gpu(self) -> float:
-        """Bytes of weights on one GPU: attention copied per data-parallel group, experts split over all GPUs."""
-        body, experts = _stored(self)
-        return body / self.attention_tp + experts / self.gpus
+    def memory(self) -> MemoryPlan:
+        """Of one GPU."""
+        return replica_memory(self.stored, self.hardware, self.gpus, self.attention_dp)
 
     @property
     def fits(self) -> bool:
-        """Weights, and the cache of one request per attention group, are not larger than the memory."""
-        shape = self.shape.with_kv_bytes(self.cache_bytes)
-        return self.weights_per_gpu + kv_bytes(shape, self.prompt + self.output, self.attention_tp) <= self.room
+        """Do weights, and the cache of one request per attention group, fit in memory?"""
+        return self.memory.sequences(self.cache(self.prompt + self.output)) > 0
+
+    @property
+    def capacity(self) -> float:
+        """Sequences the replica holds at once, at the context they have when 60 % of their output is there."""
+        return max(1.0, self.memory.room / self.cache(self.prompt + 0.6 * self.output)) * self.attention_dp
+
+    def cache(self, tokens: float) -> float:
+        """Bytes of a sequence on one GPU that has it."""
+        return kv_bytes(self.stored, tokens, self.attention_tp)
 
 
 def weight_format(deployment: Deployment) -> str:
@@ -143,14 +148,6 @@ def _cache_read(deployment: Deployment) -> float:
     return kv_read_bytes(shape, context, deployment.attention_tp) + kv_read_bytes(states, 1, deployment.attention_tp)
 
 
-def _capacity(deployment: Deployment) -> float:
-    """Sequences the replica holds at once, at the context they have when 60 % of their output is there."""
-    shape = deployment.shape.with_kv_bytes(deployment.cache_bytes)
-    held = kv_bytes(shape, deployment.prompt + 0.6 * deployment.output, deployment.attention_tp)
-    free = deployment.room - deployment.weights_per_gpu
-    return max(1.0, free / held) * deployment.attention_dp
-
-
 QUANTITIES: dict[str, Callable[[Deployment], float]] = {
     "gpus": lambda d: d.gpus,
     "attention_dp": lambda d: d.attention_dp,
@@ -178,7 +175,7 @@ QUANTITIES: dict[str, Callable[[Deployment], float]] = {
     "cache_read": _cache_read,
     "decode_flops": lambda d: _decode_flops(d) / d.attention_tp,  # per sequence on one GPU
     "prefill_flops": lambda d: _prefill_flops(d) / d.gpus,  # per prompt token on one GPU
-    "capacity": _capacity,
+    "capacity": lambda d: d.capacity,
 }
 
 

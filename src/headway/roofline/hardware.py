@@ -18,6 +18,7 @@ from headway.shape.formats import known_format
 
 CATALOGUE = Path(__file__).with_name("hardware.toml")
 GIB = float(1 << 30)
+UTILISATION = round(1e9 / GIB, 2)  # of a GPU's memory, what engines plan with; recipes of measured runs: 0.90-0.95
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -46,7 +47,7 @@ class Hardware(msgspec.Struct, frozen=True):
     Attributes:
         name, aliases: what users may call it.
         kind: "gpu", "tpu" or "cpu".
-        memory: C_HBM, bytes on the label. usable: bytes a process really sees, where measured.
+        memory: bytes on the label. visible: bytes a process was seen to have; None = not looked up.
         bandwidth: beta, bytes/s of that memory.
         peaks: pi by number format, dense FLOP/s.
         power: watts, 0 = not known.
@@ -61,7 +62,7 @@ class Hardware(msgspec.Struct, frozen=True):
     source: str
     date: str
     aliases: tuple[str, ...] = ()
-    usable: float | None = None
+    visible: float | None = None
     link: Link | None = None
     price: Price | None = None
     power: float = 0.0
@@ -69,9 +70,10 @@ class Hardware(msgspec.Struct, frozen=True):
     notes: str = ""
 
     @property
-    def room(self) -> float:
-        """Bytes a process can use: measured where known, else the label."""
-        return self.usable if self.usable is not None else self.memory
+    def usable(self) -> float:
+        """C_HBM, what one device has for weights, activations and caches, in every mode and for every verb. An "80 GB"
+        GPU has 80 GiB of chips; what engines plan with of them are the label's 80e9 bytes."""
+        return self.memory if self.visible is None else self.visible * UTILISATION
 
     def peak(self, math: str) -> float | None:
         """pi in a number format, None if the catalogue has no figure. fp16 runs at the bf16 rate on all of these."""

@@ -102,7 +102,7 @@ def covers(fitted: Fit, bandwidth: float) -> bool:
 def device_of(profile: Profile) -> Hardware:
     """The measured machine as a device for the step-time model: its rates are what it reached, not a label's peak."""
     return Hardware(
-        name=profile.name, kind="cpu", memory=profile.memory, usable=profile.memory, bandwidth=profile.bandwidth,
+        name=profile.name, kind="cpu", memory=profile.memory, bandwidth=profile.bandwidth,
         peaks=profile.rates, source="headway probe", date=profile.created,
     )  # fmt: skip
 
