@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.engine.machine import free_memory
 from headway.roofline.hardware import Hardware, find_hardware
 from headway.roofline.profile import Profile, device_of, load_profile
 from headway.shape.catalogue import find_model, model_config
@@ -55,7 +56,6 @@ def profile_of(reference: str, field: str = "--hardware") -> Profile | None:
         return load_profile(reference)
     if reference != "this-machine":
         return None
-    from headway.engine.machine import free_memory
     from headway.engine.profile import saved_profile
 
     profile = saved_profile()
