@@ -44,7 +44,7 @@ def test_a_cache_smaller_than_the_context_bounds_it() -> None:
 def test_chat_uses_the_template_and_ends_by_itself(llm: LLM) -> None:
     completion = llm.chat("Hi", SamplingParams(temperature=0, max_tokens=100))
     assert completion.choices[0].finish.reason == "stop"
-    assert completion.choices[0].tokens[-1] in llm.engine.info.eos_ids
+    assert completion.choices[0].tokens[-1] in llm.engine.tokenizer.eos_ids
     assert "<|im_end|>" not in completion.text
 
 

@@ -39,7 +39,11 @@ def path() -> Path:
 def test_it_is_described_from_its_header(path: Path) -> None:
     info = describe(path)
     assert (info.config.layers, info.vocab_size, info.context_length) == (30, 49152, 8192)
-    assert (info.parameters, info.formats, info.eos_ids) == (134_515_008, {"q8_0": 1, "q4_1": 210, "f32": 61}, (2,))
+    assert (info.parameters, info.formats, info.tokenizer.eos_ids) == (
+        134_515_008,
+        {"q8_0": 1, "q4_1": 210, "f32": 61},
+        (2,),
+    )
     assert info.tokenizer.chat_template is not None and info.tokenizer.add_bos is False
 
 

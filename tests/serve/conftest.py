@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import tokenizers
 from safetensors.numpy import save_file
 
 from headway.model.config import DecoderConfig
@@ -124,10 +125,15 @@ CHATML = (
 )
 
 
-def write_tiny_checkpoint(folder: Path) -> None:
-    """A two-layer random Llama with a byte-level tokenizer, as a Hugging Face folder."""
-    tokenizer = train_byte_level()
-    size = tokenizer.get_vocab_size()
+def write_tiny_checkpoint(folder: Path, tokenizer: tokenizers.Tokenizer | None = None, rows: int = 0) -> None:
+    """A two-layer random Llama as a Hugging Face folder.
+
+    Args:
+        tokenizer: default: a byte-level one.
+        rows: of embedding and output matrix; default: as many as the tokenizer has names.
+    """
+    tokenizer = tokenizer or train_byte_level()
+    size = rows or tokenizer.get_vocab_size()
     config = DecoderConfig(
         layers=2, heads=4, kv_heads=2, head_dim=16, hidden_size=64, intermediate_size=96, vocab_size=size,
         context_length=1024, norm_eps=1e-5, rope=RopeConfig(10000.0),

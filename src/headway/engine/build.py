@@ -206,7 +206,7 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
         clock=wall_clock(),
         vocab_size=model.info.vocab_size,
         tokenizer=tokenizer,
-        eos_ids=model.info.eos_ids,
+        eos_ids=tokenizer.eos_ids,
     )
     resources.callback(loop.close)
     return Engine(options, model, tokenizer, backend, threads, memory, loop, resources, timing)

@@ -102,7 +102,6 @@ def _gguf_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> TokenizerSource:
 def _hf_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> TokenizerSource:
     folder = checkpoint.path
     tokenizer, generation = (_optional(folder / f"{name}_config.json") for name in ("tokenizer", "generation"))
-    ends = generation if generation.has("eos_token_id") else checkpoint.config
     return TokenizerSource(
         kind="hf",
         path=folder,
@@ -110,7 +109,11 @@ def _hf_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> TokenizerSource:
         metadata=dict(tokenizer.values),
         chat_template=_hf_template(folder, tokenizer),
         bos_id=checkpoint.config.token_id("bos_token_id", vocab_size),
-        eos_ids=ends.token_ids("eos_token_id", vocab_size),
+        eos_ids=tuple(
+            dict.fromkeys(
+                id for file in (generation, checkpoint.config) for id in file.token_ids("eos_token_id", vocab_size)
+            )
+        ),
     )
 
 

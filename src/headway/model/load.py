@@ -58,10 +58,6 @@ class ModelInfo:
     def context_length(self) -> int:
         return self.config.context_length
 
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        return self.tokenizer.eos_ids
-
 
 @dataclass(frozen=True)
 class Model:

@@ -24,7 +24,7 @@ class Tokenizer:
         source: what the checkpoint says about it.
         vocab_size: rows of the model's embedding; every id is below.
         bos_id: id put before a text; None if there is none.
-        eos_ids: ids that end a generation.
+        eos_ids: ids that end a generation, whichever of the checkpoint's files names them.
         special_ids: control tokens by their text, such as "<|im_end|>".
     """
 
@@ -41,7 +41,6 @@ class Tokenizer:
         self._aside = aside
         self.vocab_size = source.vocab_size
         self.bos_id = source.bos_id
-        self.eos_ids = source.eos_ids
         gguf = source.kind == "gguf"
         self._tokenizer, decoder = (gguf_bpe.build(source), gguf_bpe.DECODER) if gguf else _read(source)
         self._add_bos = gguf and gguf_bpe.adds_bos(source)
@@ -50,12 +49,20 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = {token.content: number for number, token in added.items() if token.special}
         self._specials = frozenset(self.special_ids.values())
+        self.eos_ids = self._end_ids()
         # Few, so that most texts are soon known to name none.
         self._special_starts = {name[:2] for name in self.special_ids}
         # Added tokens are matched in text as they are, so they also stand for their text as it is.
         self._bytes = {number: token.content.encode() for number, token in added.items()}
         if gguf:
             self._bytes |= dict.fromkeys(gguf_bpe.unused_ids(source), b"")
+
+    def _end_ids(self) -> tuple[int, ...]:
+        """The source's, and the `eos_token` of tokenizer_config.json."""
+        text = None if self.source.kind == "gguf" else self.template_tokens().get("eos_token")
+        id = None if text is None else self._tokenizer.token_to_id(text)
+        more = () if id is None or id >= self.vocab_size else (id,)
+        return tuple(dict.fromkeys((*self.source.eos_ids, *more)))
 
     def encode(self, text: str, *, add_special: bool = True, allow_special: bool = True) -> list[int]:
         """Token ids of `text`.
