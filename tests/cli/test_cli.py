@@ -94,7 +94,7 @@ def test_demo_streams_an_answer_and_its_cost() -> None:
 
 def test_chat_keeps_the_history_in_the_cache_until_it_is_reset() -> None:
     typed = "Tell me about the sea.\nMore.\n/reset\nMore.\n/quit\n"
-    shown = headway("chat", "--temperature", "0", "--max-tokens", "12", typed=typed)
+    shown = headway("chat", "--stats", "--temperature", "0", "--max-tokens", "12", typed=typed)
     assert shown.returncode == 0, shown.stderr
     assert len(shown.stdout.splitlines()) >= 3
     (first, _), (second, cached), (third, _) = re.findall(r"(\d+) prompt tokens, (\d+) from the cache", shown.stderr)

@@ -166,7 +166,7 @@ def test_ctrl_c_ends_generate_with_its_own_code() -> None:
 
 def test_ctrl_c_stops_an_answer_and_the_chat_goes_on() -> None:
     terminal, theirs = pty.openpty()
-    command = [*HEADWAY, "chat", "--temperature", "0", "--max-tokens", "400", "--kv-cache-gib", "0.2"]
+    command = [*HEADWAY, "chat", "--stats", "--temperature", "0", "--max-tokens", "400", "--kv-cache-gib", "0.2"]
     with subprocess.Popen(
         command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     ) as chat:

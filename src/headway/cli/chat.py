@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,13 +13,21 @@ from headway.cli import options
 from headway.engine.options import EngineOptions
 
 if TYPE_CHECKING:
+    from headway.cli.terminal import Answer
     from headway.client.chat import Client
     from headway.core.request import SamplingParams
     from headway.engine.llm import LLM, Message
+    from headway.engine.memory import MemoryPlan
 
-    Say = Callable[[list[Message]], str]  # prints the answer as it is made, returns it
+    Say = Callable[[list[Message]], Answer]  # prints the answer as it is made
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+HELP = """\
+/reset   forget the conversation (also /clear)
+/stats   what the last answer cost, and how much of the conversation was cached
+/help    this list
+/quit    leave (also /exit, /bye, Ctrl-D)
+Ctrl-C stops an answer; Alt-Enter starts a new line; text of several lines can be pasted."""
 
 
 @app.command()
@@ -27,74 +37,176 @@ def chat(
     url: Annotated[str | None, typer.Option(help="Talk to this server instead of loading a model.")] = None,
     api_key_file: options.ApiKeyFile = None,
     system: Annotated[str | None, typer.Option(help="A system message to start from.")] = None,
-    max_tokens: options.MaxTokens = 512,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens of an answer; default: until the model ends its turn.")
+    ] = None,
     temperature: options.Temperature = 0.7,
     seed: options.Seed = None,
+    stats: Annotated[bool, typer.Option("--stats", help="After every answer what /stats shows.")] = False,
 ) -> None:
     """Talk to a model; the history is kept, and each turn reuses the cache of the turns before.
 
-    /reset forgets the history, /quit (or Ctrl-D) leaves, Ctrl-C stops an answer.
+    /help lists what can be said to the chat itself. Ctrl-C stops an answer, Ctrl-D leaves.
     """
-    from headway.cli.terminal import load_model
+    from headway.cli.terminal import fetching, load_model
+    from headway.core.errors import BadInput
     from headway.core.request import SamplingParams
+    from headway.model.load import describe
+    from headway.model.source import DEFAULT_MODEL
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     start: list[Message] = [{"role": "system", "content": system}] if system else []
     if url is not None:
         from headway.client.chat import Client
 
-        _converse(_remote(Client(url, options.api_key(api_key_file)), params), start)
+        if engine != EngineOptions():
+            raise BadInput("--url", "the server has loaded its model already; leave out MODEL and the engine's options")
+        client = Client(url, options.api_key(api_key_file))
+        model = client.models()[0]
+        Conversation(model, _remote(client, model, params), start, stats).run()
         return
+    with fetching() as progress:
+        info = describe(engine.model or DEFAULT_MODEL, progress)
+    if info.tokenizer.chat_template is None:
+        raise BadInput("MODEL", f"{info.name} has no chat template; complete texts with `headway generate --prompt`")
     with load_model(engine) as llm:
-        _converse(_local(llm, params), start)
+        Conversation(info.name, _local(llm, params), start, stats, llm.engine.memory).run()
 
 
 def _local(llm: LLM, params: SamplingParams) -> Say:
-    from headway.cli.terminal import cost_table, print_pieces
+    import msgspec
 
-    def say(messages: list[Message]) -> str:
-        with llm.stream_chat(messages, params) as stream:
+    from headway.cli.terminal import Answer, print_pieces
+
+    def say(messages: list[Message]) -> Answer:
+        tokens = llm.engine.encode_chat(messages)
+        room = max(1, llm.engine.max_model_len - len(tokens))
+        limited = msgspec.structs.replace(params, max_tokens=min(params.max_tokens or room, room))
+        with llm.stream(tokens, limited) as stream:
             print_pieces(delta.text for delta in stream)
-        cost_table(llm, stream.completion)
-        return stream.completion.text
+        return Answer.of(stream.completion)
 
     return say
 
 
-def _remote(client: Client, params: SamplingParams) -> Say:
-    from headway.cli.terminal import print_pieces
+def _remote(client: Client, model: str, params: SamplingParams) -> Say:
+    from headway.cli.terminal import Answer, print_pieces
 
-    model = client.models()[0]
-    fields = {"model": model, "max_tokens": params.max_tokens, "temperature": params.temperature}
-    if params.seed is not None:
-        fields["seed"] = params.seed
+    fields = {"model": model, "temperature": params.temperature}
+    fields |= {name: value for name in ("max_tokens", "seed") if (value := getattr(params, name)) is not None}
 
-    def say(messages: list[Message]) -> str:
-        return print_pieces(piece.text for piece in client.stream_chat(messages, **fields))
+    def say(messages: list[Message]) -> Answer:
+        sent, times, pieces = time.perf_counter(), [], []
+
+        def texts() -> Iterator[str]:
+            for piece in client.stream_chat(messages, **fields):
+                pieces.append(piece)
+                if piece.text:
+                    times.append(time.perf_counter() - sent)
+                    yield piece.text
+
+        text = print_pieces(texts())
+        usage = next((piece.usage for piece in pieces if piece.usage), {})
+        reason = next((piece.finish_reason for piece in pieces if piece.finish_reason), "abort")
+        count = usage.get("completion_tokens", len(times))
+        return Answer(
+            text=text,
+            reason=reason,
+            prompt_tokens=usage.get("prompt_tokens"),
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            tokens=count,
+            ttft=times[0] if times else None,
+            tpot=(times[-1] - times[0]) / (count - 1) if times and count > 1 else None,
+        )
 
     return say
 
 
-def _converse(say: Say, start: list[Message]) -> None:
-    from rich.markup import escape
-    from rich.prompt import Prompt
+@dataclass
+class Conversation:
+    """What is said to and by a model, line by line from the terminal or a pipe."""
 
-    from headway.cli.terminal import stderr
-    from headway.core.errors import HeadwayError
+    model: str
+    say: Say  # prints an answer as it is made
+    start: list[Message]
+    always_stats: bool = False
+    memory: MemoryPlan | None = None  # of a model in this process
+    messages: list[Message] = field(default_factory=list)
+    last: Answer | None = None
 
-    messages = list(start)
-    while True:
-        try:
-            text = Prompt.ask("[bold]you[/bold]", console=stderr).strip()
-        except (EOFError, KeyboardInterrupt):
-            return
-        if text == "/quit":
-            return
-        if text == "/reset":
-            messages = list(start)
-        elif text:
-            asked = [*messages, {"role": "user", "content": text}]
+    def run(self) -> None:
+        """Until the user leaves."""
+        from headway.cli.lines import Lines
+        from headway.cli.terminal import note
+
+        self.messages = list(self.start)
+        lines = Lines("chat_history", ("/help", "/quit", "/reset", "/stats"))
+        if lines.interactive:
+            note(f"{self.model}. Type a message; /help lists what else can be typed.")
+        for line in lines:
+            text = line.strip()
+            word = text.partition(" ")[0]
+            if word in ("/quit", "/exit", "/bye"):
+                return
+            if word.startswith("/") and word.count("/") == 1:
+                self._command(word)
+            elif text:
+                self._ask(text)
+
+    def _command(self, word: str) -> None:
+        from headway.cli.terminal import note
+
+        if word in ("/reset", "/clear"):
+            self.messages, self.last = list(self.start), None
+            note("(the conversation is forgotten)")
+        elif word == "/stats":
+            self._show_stats()
+        elif word in ("/help", "/?"):
+            note(HELP)
+        else:
+            note(f"{word} is no command; /help lists them")
+
+    def _ask(self, text: str) -> None:
+        """One turn. Where the context is full, the oldest turns are left out, and the user is told."""
+        from headway.cli.terminal import complain, note
+        from headway.core.errors import HeadwayError
+
+        question = {"role": "user", "content": text}
+        history = self.messages[len(self.start) :]
+        dropped = 0
+        while True:
+            asked = [*self.start, *history[2 * dropped :], question]
             try:
-                messages = [*asked, {"role": "assistant", "content": say(asked)}]
-            except HeadwayError as error:  # the history outgrew the context, say: keep what was there
-                stderr.print(f"[red]{escape(str(error))}[/red] (/reset starts anew)", soft_wrap=True)
+                answer = self.say(asked)
+                break
+            except HeadwayError as error:
+                if not _is_full(error) or 2 * dropped == len(history):
+                    complain(f"{error} (/reset starts anew)")  # what was said before stays
+                    return
+                dropped += 1
+        self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+        self.last = answer
+        if dropped:
+            note(f"(the context is full: from here on without the {dropped} oldest turn{'s' if dropped > 1 else ''})")
+        if answer.reason == "length":
+            note("(cut: the context is full, or --max-tokens reached)")
+        if self.always_stats:
+            self._show_stats()
+
+    def _show_stats(self) -> None:
+        from headway.cli.terminal import cost_table, note
+
+        if self.last is None:
+            note("(nothing was answered yet)")
+        else:
+            cost_table(self.last, self.memory)
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether the conversation has outgrown the context."""
+    from headway.client.chat import ServerError
+    from headway.core.errors import Reject, Rejected
+
+    if isinstance(error, ServerError):
+        return error.code == Reject.CONTEXT_LENGTH.code
+    return isinstance(error, Rejected) and error.reason is Reject.CONTEXT_LENGTH

@@ -25,7 +25,7 @@ def demo(
     """Answer one question with the built-in model, streaming, and print TTFT, TPOT, tokens/s and cache use."""
     from rich.markup import escape
 
-    from headway.cli.terminal import cost_table, load_model, print_pieces, step
+    from headway.cli.terminal import Answer, cost_table, load_model, print_pieces, step
     from headway.core.request import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
@@ -33,4 +33,4 @@ def demo(
         step(f"[bold]{escape(question)}[/bold]")
         with llm.stream_chat(question, params) as stream:
             print_pieces(delta.text for delta in stream)
-        cost_table(llm, stream.completion)
+        cost_table(Answer.of(stream.completion), llm.engine.memory)

@@ -6,8 +6,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import msgspec
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -23,18 +25,20 @@ from rich.progress import (
 from rich.table import Table
 
 from headway.engine.llm import LLM
+from headway.engine.memory import MemoryPlan
 from headway.engine.options import EngineOptions
 from headway.engine.results import Completion
 from headway.model.source import Progress as Report
 
 SECONDS_PER_LINE = 5.0
+BAR = 30  # characters
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 
 
 def step(text: str) -> None:
     """One line about what is happening, on stderr."""
-    stderr.print(text)
+    stderr.print(text, soft_wrap=True)
 
 
 @contextmanager
@@ -111,32 +115,115 @@ def _reporter(bars: Progress) -> Report:
     return report
 
 
+def note(text: str) -> None:
+    """A dim line on stderr, beside the answers on stdout."""
+    stderr.print(escape(text), style="dim", soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    stderr.print(escape(text), style="red", soft_wrap=True)
+
+
+class Wrapped:
+    """Writes a text as it comes, breaking lines that are too long between words; longer words are left to the terminal.
+
+    Args:
+        write: takes pieces of the text.
+        width: cells of a line.
+    """
+
+    def __init__(self, write: Callable[[str], object], width: int) -> None:
+        self._write = write
+        self._width = width
+        self._column = 0
+        self._gap = ""  # blanks before the word
+        self._word = ""
+
+    def push(self, text: str) -> None:
+        """More of the text. Its last word is held back until it is complete."""
+        for char in text:
+            if char == "\n":
+                self.flush()
+                self._write("\n")
+                self._column = 0
+            elif char in " \t":
+                if self._word:
+                    self.flush()
+                self._gap += char
+            else:
+                self._word += char
+
+    def flush(self) -> None:
+        """Write what was held back."""
+        width = cell_len(self._word)
+        if self._column and self._column + len(self._gap) + width > self._width:
+            self._write("\n" + self._word)
+            self._column = width
+        else:
+            self._write(self._gap + self._word)
+            self._column += len(self._gap) + width
+        self._gap = self._word = ""
+
+
 def print_pieces(pieces: Iterable[str]) -> str:
-    """Print a text to stdout as it is made -> all of it. Ctrl-C stops it there."""
+    """Print a text to stdout as it is made -> all of it. Ctrl-C stops it there. In a terminal, words stay whole."""
+    wrapped = Wrapped(sys.stdout.write, stdout.width) if stdout.is_terminal else None
     text = ""
     try:
         for piece in pieces:
             text += piece
-            sys.stdout.write(piece)
+            (wrapped.push if wrapped else sys.stdout.write)(piece)
             sys.stdout.flush()
     except KeyboardInterrupt:
-        stderr.print("[dim](stopped)[/dim]")
+        note("(stopped)")
+    if wrapped:
+        wrapped.flush()
     sys.stdout.write("\n")
     return text
 
 
-def cost_table(llm: LLM, completion: Completion) -> None:
-    """TTFT, TPOT, tokens/s and cache use of one request."""
-    choice = completion.choices[0]
+@dataclass(frozen=True)
+class Answer:
+    """An answer and what it cost; None = not known.
+
+    Attributes:
+        reason: how it ended: stop, length, or abort.
+        prompt_tokens, cached_tokens: of the conversation it answers, and how many of them came from the cache.
+        tokens: of the answer.
+        ttft, tpot: seconds.
+    """
+
+    text: str
+    reason: str
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    tokens: int
+    ttft: float | None
+    tpot: float | None
+
+    @classmethod
+    def of(cls, completion: Completion) -> Answer:
+        choice = completion.choices[0]
+        reason = choice.finish.reason if choice.finish else "abort"
+        cached, tokens = completion.cached_tokens, len(choice.tokens)
+        return cls(choice.text, reason, completion.prompt_tokens, cached, tokens, choice.ttft, choice.tpot)
+
+
+def cost_table(answer: Answer, memory: MemoryPlan | None = None) -> None:
+    """TTFT, TPOT, tokens/s and cache use of an answer."""
+    prompt, cached = answer.prompt_tokens or 0, answer.cached_tokens or 0
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row(
-        "TTFT", _ms(choice.ttft), f"{completion.prompt_tokens} prompt tokens, {completion.cached_tokens} from the cache"
-    )
-    rate = f"{1 / choice.tpot:.1f} tokens/s" if choice.tpot else ""
-    table.add_row("TPOT", _ms(choice.tpot), f"{rate}, {len(choice.tokens)} tokens, ended by {choice.finish.reason}")  # type: ignore[union-attr]
-    memory = llm.engine.memory
-    blocks = -(-(completion.prompt_tokens + len(choice.tokens)) // memory.block_size)
-    table.add_row("KV cache", f"{blocks} blocks", f"of {memory.block_size} tokens; {min(memory.blocks)} in the pool")
+    table.add_row("TTFT", _ms(answer.ttft), f"{prompt} prompt tokens, {cached} from the cache")
+    rate = f"{1 / answer.tpot:.1f} tokens/s, " if answer.tpot else ""
+    table.add_row("TPOT", _ms(answer.tpot), f"{rate}{answer.tokens} tokens, ended by {answer.reason}")
+    if memory is not None:
+        blocks = -(-(prompt + answer.tokens) // memory.block_size)
+        pool = f"of {memory.block_size} tokens; {min(memory.blocks)} in the pool"
+        table.add_row("KV cache", f"{blocks} blocks", pool)
+    if total := prompt + answer.tokens:
+        parts = (("#", cached), ("=", prompt - cached), ("+", answer.tokens))
+        bar = "".join(sign * round(BAR * tokens / total) for sign, tokens in parts)
+        table.add_row("", escape(f"[{bar}]"), "# cached, = computed, + answered")
     stderr.print(table)
 
 

@@ -16,7 +16,11 @@ MAX_ANSWER = 64 << 20  # bytes of an answer that is read whole
 
 
 class ServerError(HeadwayError):
-    """The server cannot be reached, or answered with an error; its own sentence."""
+    """The server cannot be reached, or answered with an error; its own sentence, and its code."""
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class Client:
             response = connection.getresponse()
             if response.status == 200:
                 return connection, response
-            raise ServerError(_sentence(response.status, response.read(1 << 20)))
+            raise _error(response.status, response.read(1 << 20))
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise ServerError(f"cannot reach {self.url}: {error}") from None
@@ -102,11 +106,12 @@ class Client:
             raise
 
 
-def _sentence(status: int, body: bytes) -> str:
+def _error(status: int, body: bytes) -> ServerError:
     try:
-        return f"the server answered {status}: {json.loads(body)['error']['message']}"
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered {status}"
+        error = json.loads(body)["error"]
+        return ServerError(f"the server answered {status}: {error['message']}", error.get("code"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ServerError(f"the server answered {status}")
 
 
 def _pieces(response: http.client.HTTPResponse) -> Iterator[Piece]:

@@ -1,0 +1,162 @@
+"""`headway chat`: what can be typed, what happens when the context is full, and words that stay whole."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.cli.chat import Conversation
+from headway.cli.terminal import Answer, Wrapped
+from headway.client.chat import ServerError
+from headway.core.errors import HeadwayError, Reject, Rejected
+from tests.serve.conftest import write_tiny_checkpoint
+
+HEADWAY = [sys.executable, "-m", "headway"]
+
+
+def talk(monkeypatch: pytest.MonkeyPatch, typed: str, say: Any, system: bool = False) -> Conversation:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    start = [{"role": "system", "content": "Be short."}] if system else []
+    conversation = Conversation("model", say, start)
+    conversation.run()
+    return conversation
+
+
+def echo(messages: list[dict[str, Any]]) -> Answer:
+    return Answer(f"to {messages[-1]['content']}", "stop", 20, 8, 12, 0.1, 0.02)
+
+
+def test_commands_are_not_sent_and_unknown_ones_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def say(messages: list[dict[str, Any]]) -> Answer:
+        asked.append(messages[-1]["content"])
+        return echo(messages)
+
+    typed = "/stats\nhi\n/stats\n/hepl me\n/help\n/usr/bin is a folder\n/clear\nagain\n/bye\nnever\n"
+    conversation = talk(monkeypatch, typed, say)
+    assert asked == ["hi", "/usr/bin is a folder", "again"]
+    assert [one["content"] for one in conversation.messages] == ["again", "to again"]
+    shown = capsys.readouterr().err
+    for words in ("nothing was answered yet", "20 prompt tokens, 8 from the cache", "/hepl is no command", "Ctrl-D"):
+        assert words in shown
+    assert shown.count("TTFT") == 1, "statistics on demand"
+
+
+@pytest.mark.parametrize(
+    "full", [Rejected(Reject.CONTEXT_LENGTH, "too long"), ServerError("400: too long", Reject.CONTEXT_LENGTH.code)]
+)
+def test_a_full_context_leaves_the_oldest_turns_out_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], full: HeadwayError
+) -> None:
+    def say(messages: list[dict[str, Any]]) -> Answer:
+        if sum(len(one["content"]) for one in messages) > 30:
+            raise full
+        return echo(messages)
+
+    conversation = talk(monkeypatch, f"one\ntwo\nthree\n{'x' * 50}\n", say, system=True)
+    contents = [one["content"] for one in conversation.messages]
+    assert contents == ["Be short.", "two", "to two", "three", "to three"]
+    shown = capsys.readouterr().err
+    assert "from here on without the 1 oldest turn)" in shown
+    assert "too long (/reset starts anew)" in shown
+
+
+def test_an_answer_that_was_cut_is_marked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    talk(monkeypatch, "hi\n", lambda messages: Answer("a", "length", 1, 0, 1, 0.1, None))
+    assert "(cut: the context is full, or --max-tokens reached)" in capsys.readouterr().err
+
+
+def test_a_closed_stdin_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    Conversation("model", echo, []).run()
+
+
+def test_a_model_without_a_template_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": None}))
+    shown = subprocess.run([*HEADWAY, "chat", str(tmp_path)], input=b"hi\n", capture_output=True)
+    assert shown.returncode == 2
+    assert b"has no chat template; complete texts with `headway generate --prompt`" in shown.stderr
+    assert b"KV cache" not in shown.stderr
+
+
+def test_options_of_the_engine_are_not_for_a_server() -> None:
+    shown = subprocess.run([*HEADWAY, "chat", "--url", "http://127.0.0.1:1", "--threads", "2"], capture_output=True)
+    assert shown.returncode == 2 and b"--url: the server has loaded its model already" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (12, ["the quick", "  brown fox", "jumps", "", "over 語語語", "incomprehensibilities", "."]),
+        (80, ["the quick", "  brown fox jumps", "", "over 語語語 incomprehensibilities ."]),
+    ],
+)
+def test_words_stay_whole(width: int, lines: list[str]) -> None:
+    text = "the quick\n  brown fox jumps\n\nover 語語語 incomprehensibilities ."
+    for size in (1, 3, 100):
+        pieces: list[str] = []
+        wrapped = Wrapped(pieces.append, width)
+        for start in range(0, len(text), size):
+            wrapped.push(text[start : start + size])
+        wrapped.flush()
+        assert "".join(pieces).split("\n") == lines
+
+
+def test_in_a_terminal_lines_are_edited_and_pasted(tmp_path: Path) -> None:
+    script = (
+        "from headway.cli.lines import Lines\n"
+        "for line in Lines('history', ('/help', '/quit')): print('GOT', repr(line), flush=True)\n"
+        "print('END', flush=True)"
+    )
+    terminal, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "HEADWAY_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = ""
+
+    def until(wanted: str) -> None:
+        nonlocal shown
+        end = time.monotonic() + 60
+        while wanted not in shown:
+            assert time.monotonic() < end, shown
+            if select.select([terminal], [], [], 0.2)[0]:
+                piece = os.read(terminal, 4096)
+                if b"\x1b[6n" in piece:
+                    os.write(terminal, b"\x1b[1;1R")  # where the cursor is
+                shown += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", piece.decode(errors="replace"))
+
+    try:
+        for keys, wanted in (
+            (b"helo\x1b[Dl\r", "GOT 'hello'"),  # left arrow, then an l
+            (b"\x1b[200~two\nlines\x1b[201~\r", r"GOT 'two\nlines'"),
+            (b"\x1b[A\x1b[A\x1b[A!\r", "GOT 'hello!'"),  # up, through the lines of what was pasted
+            (b"/he\t\r", "GOT '/help'"),
+            (b"gone\x03", "you:"),
+            (b"\x04", "END"),
+        ):
+            until("you:")
+            shown = ""
+            os.write(terminal, keys)
+            until(wanted)
+    finally:
+        process.kill()
+        process.wait()
+    os.close(terminal)
+    assert (tmp_path / "history").stat().st_mode & 0o777 == 0o600
