@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -45,6 +46,25 @@ def test_a_port_in_use_and_a_model_that_is_none(server: Server, tmp_path: Path) 
     result = headway("serve", str(tmp_path), "--port", "0", "--kv-cache-gib", "1e9")
     assert result.returncode == 2 and result.stdout == ""
     assert re.search(r"^headway serve: --kv-cache-gib: .*does not fit", result.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize("chats", [True, False])
+def test_the_printed_command_asks_the_server_something(tmp_path: Path, chats: bool) -> None:
+    write_tiny_checkpoint(tmp_path)
+    if not chats:
+        (tmp_path / "tokenizer_config.json").write_text("{}")
+    command = [sys.executable, "-m", "headway", "serve", str(tmp_path), "--port", "0"]
+    server = Server(command=command)
+    try:
+        assert server.process.stdout is not None
+        rest = server.process.stdout.readline() if chats else "".join(server.process.stdout.readline() for _ in "no")
+        assert ("has no chat template" in rest) is not chats
+        curl = rest[rest.index("try it: ") + len("try it: ") :]
+        answer = subprocess.run(["sh", "-c", curl.replace("curl", "curl -s")], capture_output=True, text=True).stdout
+        assert json.loads(answer)["choices"][0]["finish_reason"] in ("stop", "length")
+    finally:
+        server.process.terminate()
+        server.process.wait()
 
 
 def test_top_prints_a_reading(server: Server) -> None:

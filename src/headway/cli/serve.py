@@ -55,6 +55,7 @@ def serve(
             max_body_mib=max_body_mib,
             stall_timeout=stall_timeout,
             engine_options=msgspec.json.encode(engine),
+            chats=info.tokenizer.chat_template is not None,
             load_text=lambda: ModelText(info),
             say=lambda line: print(line, flush=True),
             complain=lambda line: print(f"headway serve: {line}", file=sys.stderr, flush=True),

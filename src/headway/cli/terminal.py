@@ -220,11 +220,11 @@ def cost_table(answer: Answer, memory: MemoryPlan | None = None) -> None:
         blocks = -(-(prompt + answer.tokens) // memory.block_size)
         pool = f"of {memory.block_size} tokens; {min(memory.blocks)} in the pool"
         table.add_row("KV cache", f"{blocks} blocks", pool)
+    stderr.print(table)
     if total := prompt + answer.tokens:
         parts = (("#", cached), ("=", prompt - cached), ("+", answer.tokens))
         bar = "".join(sign * round(BAR * tokens / total) for sign, tokens in parts)
-        table.add_row("", escape(f"[{bar}]"), "# cached, = computed, + answered")
-    stderr.print(table)
+        note(f"[{bar}] # cached, = computed, + answered")
 
 
 def _ms(seconds: float | None) -> str:

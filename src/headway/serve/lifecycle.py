@@ -52,6 +52,7 @@ class ServeOptions:
         model: the name clients use.
         shutdown_timeout: seconds running requests get after SIGTERM.
         max_queued, max_queued_tokens: bounds on waiting requests and on their prompt tokens.
+        chats: whether the model has a chat template.
         max_body_mib: most MiB of one request's body.
         stall_timeout: /health fails when the engine has work and finished no step for so many seconds.
         engine_command: starts the engine process.
@@ -72,6 +73,7 @@ class ServeOptions:
     engine_command: Sequence[str] = (sys.executable, "-m", "headway.engine.process")
     engine_options: bytes = b"{}"
     load_text: Callable[[], Text]
+    chats: bool = True
     say: Callable[[str], None] = print
     complain: Callable[[str], None] = _complain
 
@@ -195,10 +197,20 @@ class _Life:
         host, port = self._sock.getsockname()[:2]
         for line in ready.notes:
             self._options.say(line)
-        name = f"[{host}]" if ":" in host else host
-        self._options.say(
-            f"serving {self._options.model} at http://{name}:{port}/v1 (context {ready.max_model_len} tokens)"
-        )
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._options.say(f"serving {self._options.model} at {url}/v1 (context {ready.max_model_len} tokens)")
+        if not self._options.chats:
+            self._options.say("the model has no chat template: it completes texts, and conversations are refused")
+        self._options.say(f"try it: {self._example(url)}")
+
+    def _example(self, url: str) -> str:
+        """A command that asks this server something, ready to be pasted."""
+        path, body = "completions", '{"prompt": "The capital of France is", "max_tokens": 20}'
+        if self._options.chats:
+            path = "chat/completions"
+            body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+        key = " -H 'authorization: Bearer YOUR_KEY'" if self._options.api_key_file else ""
+        return f"curl {url}/v1/{path} -H 'content-type: application/json'{key} -d '{body}'"
 
     async def _fail(self) -> int:
         """The engine is gone: say so everywhere, then end."""
