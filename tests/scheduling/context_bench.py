@@ -16,7 +16,7 @@ from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities, RowInit, StepPlan, StepResult, Work
 from headway.scheduling.invariants import check, check_plan
 from headway.scheduling.scheduler import Scheduler
-from headway.scheduling.state import Output
+from headway.scheduling.state import Emission
 
 
 def digest(context: bytes, token: int) -> bytes:
@@ -38,21 +38,29 @@ class ContextExecutor:
         self.vocab = vocab
         self.slots: dict[tuple[int, int, int], bytes] = {}  # (group, block, offset) -> context digest
         self.rows: dict[str, HeldRow] = {}
+        self.written: dict[int, set[tuple[int, int, int]]] = {}  # slots, by step
+
+    def spoil(self, step: int) -> None:
+        """What a step wrote was never written."""
+        self.slots.update(dict.fromkeys(self.written[step], b"spoiled"))
 
     def run(self, plan: StepPlan) -> StepResult:
         for id in plan.gone:
             del self.rows[id]
+        written = self.written[plan.step] = set[tuple[int, int, int]]()
         for copy in plan.copies:
             for offset in range(self.limits.block_size):
+                written.add((copy.group, copy.dst, offset))
                 source = self.slots.get((copy.group, copy.src, offset))
                 if source is not None:
                     self.slots[copy.group, copy.dst, offset] = source
         for init in plan.new:
             assert init.id not in self.rows
             self.rows[init.id] = HeldRow(init, list(init.tokens), [list(blocks) for blocks in init.blocks])
-        written: set[tuple[int, int, int]] = set()
+        computed: set[tuple[int, int, int]] = set()
         for work in plan.work:
-            self._write(work, written)
+            self._write(work, computed)
+        written |= computed
         return StepResult(plan.step, {work.id: self._emit(work) for work in plan.work if work.sample})
 
     def _write(self, work: Work, written: set[tuple[int, int, int]]) -> None:
@@ -138,6 +146,7 @@ def limits_of(**changes: object) -> Capabilities:
         "max_rows": 8,
         "max_tokens_per_step": 16,
         "max_model_len": 200,
+        "verifies_drafts": True,
     }
     return Capabilities(**(figures | changes))  # type: ignore[arg-type]
 
@@ -165,7 +174,7 @@ class Bench:
         check_plan(self.scheduler, plan)
         self.now += 1
         if plan.empty:
-            self.hear(self.scheduler.take_outputs())
+            self.hear(self.scheduler.take_emissions())
         else:
             self.hear(self.scheduler.commit(self.executor.run(plan), self.now))
         self.check()
@@ -177,7 +186,7 @@ class Bench:
         assert self.totals.running == self.scheduler.running
         assert self.totals.emitted_tokens == sum(map(len, self.outputs.values())), "law: metrics = what clients got"
 
-    def hear(self, outputs: list[Output]) -> None:
+    def hear(self, outputs: list[Emission]) -> None:
         for output in outputs:
             self.outputs.setdefault(output.request.id, []).extend(output.tokens)
             if output.finish is not None:

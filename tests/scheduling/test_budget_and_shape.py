@@ -64,15 +64,19 @@ def test_the_largest_chunk_within_the_time(milliseconds: float, most: int, chunk
     ("budget", "plans"),
     [
         (  # a decodes beside b's prompt: 2 ms for a, and the chunk gets the rest of 8
-            Budget(milliseconds=8, min_chunk=1),
+            Budget(milliseconds=8),
             ["a[0:4]*", "a[4:5]* b[0:5]", "a[5:6]* b[5:10]", "a[6:7]* b[10:12]*"],
         ),
         (  # decodes alone use up the time; prompts still move
-            Budget(milliseconds=1, min_chunk=3),
+            Budget(milliseconds=1, alone=9),
+            ["a[0:4]*", "a[4:5]* b[0:1]", "a[5:6]* b[1:2]", "a[6:7]* b[2:3]"],
+        ),
+        (  # what prompts get at least is a share of the time, not a number of tokens
+            Budget(milliseconds=4, least=1),
             ["a[0:4]*", "a[4:5]* b[0:3]", "a[5:6]* b[3:6]", "a[6:7]* b[6:9]"],
         ),
         (  # tokens and time: the tighter one counts
-            Budget(milliseconds=8, tokens=4, min_chunk=1),
+            Budget(milliseconds=8, tokens=4),
             ["a[0:4]*", "a[4:5]* b[0:3]", "a[5:6]* b[3:6]", "a[6:7]* b[6:9]"],
         ),
     ],
@@ -82,12 +86,12 @@ def test_running_decodes_bound_the_time_of_a_step(budget: Budget, plans: list[st
     assert bench.play([Ask("a", 4, 9), Ask("b", 12, 9, at=1)], steps=4) == plans
 
 
-def test_without_decodes_there_is_nobody_to_delay() -> None:
-    bench = Bench(limits_of(), budget=Budget(milliseconds=2), model=PerToken())
-    assert bench.play([Ask("a", 20, 1)], steps=1) == ["a[0:16]"]
+def test_without_decodes_a_step_may_be_longer_but_not_for_ever() -> None:
+    bench = Bench(limits_of(), budget=Budget(milliseconds=2, alone=5), model=PerToken())
+    assert bench.play([Ask("a", 20, 1)], steps=1) == ["a[0:9]"]
 
 
 def test_of_several_prompts_only_the_first_is_sure_to_move() -> None:
-    bench = Bench(limits_of(), budget=Budget(milliseconds=1, min_chunk=3), model=PerToken())
+    bench = Bench(limits_of(), budget=Budget(milliseconds=1, alone=9), model=PerToken())
     plans = bench.play([Ask("a", 4, 9), Ask("b", 12, at=1), Ask("c", 12, at=1)], steps=2)
-    assert plans[1] == "a[4:5]* b[0:3]"
+    assert plans[1] == "a[4:5]* b[0:1]"

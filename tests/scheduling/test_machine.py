@@ -1,5 +1,5 @@
-"""The laws hold whatever happens: random adds, forks, cancels, preemptions, failures, drafts, evictions and steps, over
-several cache layouts with pools so small that preemption is common.
+"""The laws hold whatever happens: random adds, forks, cancels, preemptions, failures, drafts, evictions and steps, one
+or several in flight, over several cache layouts with pools so small that preemption is common.
 
 The model is a dict: what each request must answer, computed from its prompt alone. The executor checks that every
 cache slot a row looks at has the right content; `invariants.check` runs after every step.
@@ -21,7 +21,7 @@ from headway.scheduling.invariants import check, check_plan
 from headway.scheduling.policies import POLICIES
 from headway.scheduling.row import STRICT_AFTER
 from headway.scheduling.scheduler import Scheduler
-from headway.scheduling.state import Output
+from headway.scheduling.state import Emission
 from tests.scheduling.context_bench import ContextExecutor, digest, limits_of
 
 LAYOUTS = [  # (blocks per group, window per group)
@@ -45,11 +45,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.sampled_from([None, Budget(tokens=3)]),
         ttl=st.sampled_from([None, TTL]),
         logged=st.booleans(),
+        in_flight=st.sampled_from([1, 1, 2, 2, 3]),
     )
-    def start(self, layout, policy, rows, tokens, budget, ttl, logged) -> None:
+    def start(self, layout, policy, rows, tokens, budget, ttl, logged, in_flight) -> None:
         blocks, windows = layout
-        limits = limits_of(blocks=blocks, windows=windows, max_rows=rows, max_tokens_per_step=tokens, max_model_len=26)
+        limits = limits_of(
+            blocks=blocks, windows=windows, max_rows=rows, max_tokens_per_step=tokens, max_model_len=26,
+            max_in_flight=in_flight,
+        )  # fmt: skip
         self.logged = logged
+        self.flying: list[tuple[StepPlan, StepResult]] = []
         self.totals = Totals()
         self.preempted: dict[str, int] = {}
         self.scheduler = Scheduler(
@@ -125,9 +130,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         id = data.draw(st.sampled_from(sorted(self.answers)))
         self.disturbed.add(id)
         self.scheduler.cancel(id, self.now)
-        self.hear(self.scheduler.take_outputs())
+        self.hear(self.scheduler.take_emissions())
 
-    @precondition(lambda self: self.scheduler.running)
+    @precondition(lambda self: self.scheduler.running and not self.flying)
     @rule(data=st.data())
     def preempt(self, data) -> None:
         row = data.draw(st.sampled_from(self.scheduler.state.running))
@@ -141,21 +146,37 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def step(self, data) -> None:
-        plan = self.scheduler.plan(self.now)
-        check_plan(self.scheduler, plan)
-        self.now += 1
-        if plan.empty:
-            self.hear(self.scheduler.take_outputs())
+        """Hand out a plan, if the executor takes one more; take the oldest result, if there is none to hand out, or
+        as it comes."""
+        if len(self.flying) < self.scheduler.limits.max_in_flight and self.submit() and data.draw(st.booleans()):
             return
+        self.now += 1
+        if not self.flying:
+            self.hear(self.scheduler.take_emissions())
+            return
+        plan, result = self.flying.pop(0)
         if data.draw(st.sampled_from([False] * 15 + [True])):
+            for broken in (plan, *(plan for plan, _ in self.flying)):
+                self.executor.spoil(broken.step)
             self.executor.rows.clear()
+            self.flying.clear()
             self.disturbed |= {work.id for work in plan.work}
             result = StepResult(plan.step, failed={work.id: "broken" for work in plan.work})
             self.hear(self.scheduler.commit(result, self.now))
+            self.forced |= self.scheduler.state.rows.keys()  # those with a copied block start again
             self.scheduler.executor_reset(self.now)
             return
-        result = self.disturb(plan, self.executor.run(plan), data)
+        result = self.disturb(plan, result, data)
         self.hear(self.scheduler.commit(result, self.now))
+
+    def submit(self) -> bool:
+        """Plan and compute a step, whose result comes later -> whether there was anything to do."""
+        plan = self.scheduler.plan(self.now)
+        check_plan(self.scheduler, plan)
+        self.hear(self.scheduler.take_emissions())
+        if not plan.empty:
+            self.flying.append((plan, self.executor.run(plan)))
+        return not plan.empty
 
     def disturb(self, plan: StepPlan, result: StepResult, data) -> StepResult:
         """Things that happen while a step is in flight; and drafts for the next one, some right, some wrong."""
@@ -164,6 +185,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not ids or not what:
             return result
         id = data.draw(st.sampled_from(ids))
+        if id not in self.scheduler.state.rows:
+            return result
         changes: dict[str, dict] = {"finish": {}, "failed": {}, "drafts": {}}
         if what == "cancel":
             self.scheduler.cancel(id, self.now)
@@ -179,7 +202,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.disturbed.add(id)
         return StepResult(plan.step, result.tokens, **changes)
 
-    def hear(self, outputs: list[Output]) -> None:
+    def hear(self, outputs: list[Emission]) -> None:
         for output in outputs:
             id = output.request.id
             assert id not in self.ends, "a request ends once, and says nothing after"
@@ -211,11 +234,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(2000):
             if self.scheduler.idle:
                 break
-            plan = self.scheduler.plan(self.now)
-            check_plan(self.scheduler, plan)
+            while len(self.flying) < self.scheduler.limits.max_in_flight and self.submit():
+                pass
             self.now += 1
-            result = self.executor.run(plan)
-            self.hear(self.scheduler.take_outputs() if plan.empty else self.scheduler.commit(result, self.now))
+            if self.flying:
+                self.hear(self.scheduler.commit(self.flying.pop(0)[1], self.now))
+            self.hear(self.scheduler.take_emissions())
         assert self.scheduler.idle, "no request waits for ever"
         assert self.answers.keys() == self.ends.keys()
         assert all(pool.available == pool.size for pool in self.scheduler.cache.pools), "every block is back"

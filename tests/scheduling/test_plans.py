@@ -33,12 +33,12 @@ CASES: list[Case] = [
         ["a[0:16]", "a[16:32]", "a[32:40]*", "-a"],
     ),
     (
-        "a step mixes decodes, the rest of a prompt, and a newcomer, in that order",
+        "a step mixes decodes, a short newcomer, and the rest of a longer prompt, in that order",
         {},
         [Ask("a", 4), Ask("b", 20), Ask("c", 3, at=1)],
         [
             "a[0:4]* b[0:12]",
-            "a[4:5]* b[12:20]* c[0:3]*",
+            "a[4:5]* c[0:3]* b[12:20]*",
             "a[5:6]* b[20:21]* c[3:4]*",
             "b[21:22]* c[4:5]* -a",
             "-b -c",
@@ -51,10 +51,22 @@ CASES: list[Case] = [
         ["a[0:7]", "a[7:14]", "a[14:16]*", "-a"],
     ),
     (
-        "decodes are never dropped for the budget",
+        "decodes are never dropped for the budget, and prompts move beside them",
         {"budget": Budget(tokens=1)},
-        [Ask("a", 1, 4), Ask("b", 1, 3)],
-        ["a[0:1]*", "a[1:2]*", "a[2:3]*", "a[3:4]*", "b[0:1]* -a", "b[1:2]*", "b[2:3]*", "-b"],
+        [Ask("a", 1, 4), Ask("b", 3, 2)],
+        ["a[0:1]*", "a[1:2]* b[0:1]", "a[2:3]* b[1:2]", "a[3:4]* b[2:3]*", "b[3:4]* -a", "-b"],
+    ),
+    (
+        "of prompts, much shorter ones go first, with half of the step, and one that waits longest has the other half",
+        {"budget": Budget(tokens=8)},
+        [Ask("a", 20, 1), Ask("b", 9, 1, at=1), Ask("c", 3, 1, at=1), Ask("d", 6, 1, at=1)],
+        ["a[0:8]", "c[0:3]* d[0:1] a[8:12]", "a[12:20]* -c", "b[0:8] -a", "b[8:9]* d[1:6]*", "-b -d"],
+    ),
+    (
+        "prompts of about one length keep their order",
+        {"budget": Budget(tokens=8)},
+        [Ask("a", 20, 1), Ask("b", 12, 1)],
+        ["a[0:8]", "a[8:16]", "a[16:20]* b[0:4]", "b[4:12]* -a", "-b"],
     ),
     (
         "rows are limited; a row that ends makes room in the next step",
@@ -87,22 +99,22 @@ CASES: list[Case] = [
         ["a[0:9]*", "a[9:10]* b[8:9]*", "a[10:11]* -b", "-a"],
     ),
     (
-        "a prompt that is being computed just now is not computed twice: its twin waits for the step to end",
+        "a prompt that is being computed just now is not computed twice: who has it too waits for the step to end",
         {},
         [Ask("a", 9, 3), Ask("b", 9, 1, like="a")],
         ["a[0:9]*", "a[9:10]* b[8:9]*", "a[10:11]* -b", "-a"],
     ),
     (
-        "a twin waits over several steps, and those who came later go on meanwhile",
+        "whoever shares a prefix waits for it over several steps, and those who came later go on meanwhile",
         {"budget": Budget(tokens=8)},
         [Ask("a", 18, 1), Ask("b", 17, 1, like="a"), Ask("c", 3, 1)],
-        ["a[0:8]", "a[8:16]", "a[16:18]* b[16:17]* c[0:3]*", "-a -b -c"],
+        ["c[0:3]* a[0:5]", "a[5:13] -c", "a[13:18]*", "b[16:17]* -a", "-b"],
     ),
     (
-        "many twins share what the first computes",
+        "many with one prompt share what the first computes",
         {},
         [Ask("a", 9, 1), Ask("b", 9, 1, like="a"), Ask("c", 9, 1, like="a"), Ask("d", 3, 1)],
-        ["a[0:9]* d[0:3]*", "b[8:9]* c[8:9]* -a -d", "-b -c"],
+        ["d[0:3]* a[0:9]*", "b[8:9]* c[8:9]* -d -a", "-b -c"],
     ),
     (
         "whoever shares less than half of its prompt does not wait for it",
@@ -111,13 +123,13 @@ CASES: list[Case] = [
         ["a[0:6]* b[0:9]*", "-a -b"],
     ),
     (
-        "a twin that waits keeps its place among the rows",
+        "whoever waits for a prefix keeps its place among the rows",
         {"max_rows": 2},
-        [Ask("a", 9, 1), Ask("b", 9, 1, like="a"), Ask("c", 3, 1)],
-        ["a[0:9]*", "b[8:9]* c[0:3]* -a", "-b -c"],
+        [Ask("a", 9, 1), Ask("b", 9, 1, like="a"), Ask("c", 9, 1)],
+        ["a[0:9]*", "b[8:9]* c[0:9]* -a", "-b -c"],
     ),
     (
-        "static batches are formed at once, twins and all",
+        "static batches are formed at once, equal prompts and all",
         {"policy": POLICIES["static"]},
         [Ask("a", 9, 1), Ask("b", 9, 1, like="a")],
         ["a[0:9]* b[0:7]", "b[7:9]* -a", "-b"],
@@ -269,12 +281,13 @@ def test_a_row_with_its_worst_case_reserved_is_never_the_one_to_yield() -> None:
     ("settings", "asks", "blocked"),
     [
         ({"max_rows": 1}, [Ask("a", 2), Ask("b", 2)], "rows"),
-        ({}, [Ask("a", 16), Ask("b", 2)], "budget"),
+        ({}, [Ask("a", 16), Ask("b", 12)], "budget"),
         ({"blocks": (3,)}, [Ask("a", 8), Ask("b", 2)], "blocks"),
         ({"policy": POLICIES["static"]}, [Ask("a", 8), Ask("b", 2, at=1)], "policy"),
         ({}, [Ask("a", 8)], ""),
-        ({}, [Ask("a", 9), Ask("b", 9, like="a")], "twin"),
-        ({"max_rows": 2}, [Ask("a", 9), Ask("b", 9, like="a"), Ask("c", 2)], "twin"),
+        ({}, [Ask("a", 9), Ask("b", 9, like="a")], "prefix"),
+        ({"max_rows": 2}, [Ask("a", 9), Ask("b", 9, like="a"), Ask("c", 9)], "prefix"),
+        ({"max_rows": 2}, [Ask("a", 9), Ask("b", 9, like="a"), Ask("c", 2)], "rows"),
     ],
 )
 def test_a_waiting_request_always_has_a_reason(settings: dict[str, Any], asks: list[Ask], blocked: str) -> None:
@@ -284,12 +297,12 @@ def test_a_waiting_request_always_has_a_reason(settings: dict[str, Any], asks: l
 
 
 @pytest.mark.parametrize("end", ["cancel", "fail"])
-def test_a_twin_computes_for_itself_when_the_one_it_waits_for_is_gone(end: str) -> None:
+def test_whoever_waits_for_a_prefix_computes_it_when_the_one_that_did_is_gone(end: str) -> None:
     scheduler = Bench().scheduler
     for id in ("a", "b"):
         scheduler.add(Request(id, range(9), SamplingParams(seed=0), max_len=10))
     plan = scheduler.plan(0)
-    assert [work.id for work in plan.work] == ["a"] and scheduler.blocked == "twin"
+    assert [work.id for work in plan.work] == ["a"] and scheduler.blocked == "prefix"
     if end == "cancel":
         scheduler.cancel("a", 1)
     scheduler.commit(StepResult(plan.step, {"a": (1,)}, failed={"a": "out of luck"} if end == "fail" else {}), 1)

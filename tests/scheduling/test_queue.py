@@ -56,15 +56,19 @@ def test_it_behaves_like_a_sorted_list(operations: list[tuple[str, int, int]]) -
             queue.push(model[-1])
         model.sort(key=lambda one: one.order)
         assert queue.first() is (model[0] if model else None)
-        assert len(queue) == len(model) and sorted(queue, key=lambda one: one.order) == model
-        assert queue.prompt_tokens == sum(one.request.prompt_len for one in model)
+        assert len(queue) == len(model) and list(queue) == model
+        assert sorted(queue.unordered(), key=lambda one: one.order) == model
+        if number % 3 == 0:
+            by_work = sorted(model, key=lambda one: (one.order[0], one.request.prompt_len, *one.order[1:]))
+            assert queue.by_work(lambda one: one.request.prompt_len) == by_work
 
 
-def test_rows_that_left_are_not_kept_for_ever() -> None:
+def test_a_row_that_turns_out_shorter_goes_earlier() -> None:
     queue = AdmissionQueue()
-    queue.push(row(0, priority=-1))
-    for number in range(1, 1000):
-        gone = row(number)
-        queue.push(gone)
-        queue.remove(gone)
-    assert len(queue._heap) < 100
+    rows = [row(0, prompt=5), row(1, prompt=9)]
+    for one in rows:
+        queue.push(one)
+    assert [one.number for one in queue.by_work(lambda one: one.request.prompt_len)] == [0, 1]
+    queue.rerank(rows[1], 2)
+    assert [one.number for one in queue.by_work(lambda one: one.request.prompt_len)] == [1, 0]
+    assert queue.first() is rows[0]

@@ -53,7 +53,13 @@ def record(
     """Serve the traffic on the simulator, with a recording, after serving what came `before` without one."""
     blocks, windows = options.pop("layout", LAYOUTS[0])
     limits = Capabilities(
-        block_size=4, blocks=blocks, windows=windows, max_rows=3, max_tokens_per_step=12, max_model_len=40
+        block_size=4,
+        blocks=blocks,
+        windows=windows,
+        max_rows=3,
+        max_tokens_per_step=12,
+        max_model_len=40,
+        verifies_drafts=True,
     )
     log, totals, clock = EventLog(), Totals(), VirtualClock()
     scheduler = Scheduler(limits, key=b"secret", log=log, **options)
@@ -100,7 +106,7 @@ def turn(scheduler: Scheduler, executor: SimulatedExecutor, clock: VirtualClock,
             scheduler.cancel(id, clock.now())
     plan = scheduler.plan(clock.now())
     if plan.empty:
-        scheduler.take_outputs()
+        scheduler.take_emissions()
         return
     deadline = scheduler.next_deadline
     if then == "run" and scheduler.horizon() > 1 and (deadline is None or deadline > clock.now() + to_ps(0.01)):
@@ -139,7 +145,7 @@ def disturbed(plan: StepPlan, result: StepResult, then: str, ids: Any) -> StepRe
     traffic=requests,
     layout=st.sampled_from(LAYOUTS),
     policy=st.sampled_from(list(POLICIES.values())),
-    budget=st.sampled_from([None, Budget(tokens=5), Budget(milliseconds=2.0, min_chunk=2)]),
+    budget=st.sampled_from([None, Budget(tokens=5), Budget(milliseconds=2.0)]),
     ttl=st.sampled_from([None, 5_000_000_000]),
     before=st.just([]) | requests,
 )

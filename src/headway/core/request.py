@@ -154,7 +154,7 @@ class Request:
         tokens: prompt then generated ids; append-only.
         prompt_len: how many of `tokens` are prompt.
         computed: tokens whose keys and values are cached; the one counter.
-        pending: tokens planned and not yet committed; 0 while steps are not overlapped.
+        pending: tokens that steps in flight compute; 0 between steps.
         draft: proposed ids to verify in the next step.
         params: sampling parameters. Its seed is always set here (a random one is drawn before).
         choice: index among the n choices of one prompt.
@@ -230,9 +230,24 @@ class Request:
         self.finish: Finish | None = None
 
     @property
+    def request_id(self) -> str:
+        """Id of the request that this is a choice of."""
+        return self.parent or self.id
+
+    @property
+    def planned(self) -> int:
+        """Tokens that are cached, or will be when the steps in flight are done."""
+        return self.computed + self.pending
+
+    @property
     def todo(self) -> int:
-        """Tokens to compute before the next one can be sampled."""
-        return len(self.tokens) + len(self.draft) - self.computed
+        """Tokens that the next step may compute, drafts apart: the known ones that no step in flight computes, or the
+        one that such a step is drawing just now. 0 if it draws the last one, or verifies drafts: then nobody knows yet
+        which token comes next, or whether any does."""
+        if self.pending and self.draft:
+            return 0
+        known = len(self.tokens) - self.computed - self.pending
+        return known if known > 0 else int(self.planned < self.max_len - 1)
 
     @property
     def generated(self) -> int:

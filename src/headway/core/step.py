@@ -29,6 +29,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_model_len: longest context, prompt and generated tokens together.
         max_prompt_logits: prompt positions whose logits one step may want (prompt_logprobs); None = all it computes.
             Bounds the memory of logits, which are as wide as the vocabulary.
+        verifies_drafts: it can verify proposed tokens; without it no plan holds any.
+        max_in_flight: plans that may be submitted before the result of the first is committed. With two, a decode is
+            planned while its token is still being drawn: the executor knows that token, the scheduler need not.
 
     Raises:
         BadInput: the figures contradict each other.
@@ -41,9 +44,13 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_tokens_per_step: int
     max_model_len: int
     max_prompt_logits: int | None = None
+    verifies_drafts: bool = False
+    max_in_flight: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_rows", "max_tokens_per_step", "max_model_len", "max_prompt_logits"):
+        for name in (
+            "block_size", "max_rows", "max_tokens_per_step", "max_model_len", "max_prompt_logits", "max_in_flight"
+        ):  # fmt: skip
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise BadInput(name, f"{getattr(self, name)} is not an integer >= 1")
         if not self.blocks or min(self.blocks) < 1 or len(self.windows) != len(self.blocks):
@@ -81,7 +88,8 @@ class RowInit(msgspec.Struct, frozen=True, gc=False):
 class Work(msgspec.Struct, frozen=True, gc=False):
     """One row of a step: compute tokens [start, start + count) of request `id`.
 
-    Of the row's tokens at those positions the last `len(draft)` are the proposed ones in `draft`.
+    Of the row's tokens at those positions the last `len(draft)` are the proposed ones in `draft`. While the step before
+    is in flight the last one may be the token it draws, which only the executor knows.
 
     Attributes:
         blocks: blocks appended to the row's table by this step, `[group][block]`; empty tuple = none for any group.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -22,7 +23,7 @@ from headway.engine.messages import Cancel, Delta, Refusal, Submit
 from headway.executor.protocol import Executor
 from headway.sampling.rows import check_params
 from headway.scheduling.scheduler import Scheduler
-from headway.scheduling.state import Output
+from headway.scheduling.state import Emission
 from headway.text.output import OutputText
 from headway.text.tokenizer import Tokenizer
 
@@ -53,7 +54,8 @@ class EngineLoop:
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._texts: dict[str, OutputText] = {}  # by choice id
-        self._unreported = 0  # ps spent after the last step's event was out
+        self._plans: deque[StepPlan] = deque()  # in flight, oldest first
+        self._unreported = 0  # ps spent outside of the executor since the last step's event was out
 
     @property
     def idle(self) -> bool:
@@ -105,78 +107,88 @@ class EngineLoop:
 
     def cancel(self, message: Cancel) -> None:
         """Stop all choices of a request; unknown ids are ignored."""
-        now = self.clock.now()
-        for id in [id for id in self.scheduler.state.rows if id.partition("#")[0] == message.id]:
-            self.scheduler.cancel(id, now)
+        self.scheduler.cancel_request(message.id, self.clock.now())
 
     def turn(self) -> list[Delta]:
-        """One step -> what every choice gained. Empty when there was nothing to do."""
-        begin = self.clock.now()
-        plan = self.scheduler.plan(begin)
-        if plan.empty:
-            outputs, result = self.scheduler.take_outputs(), StepResult(step=plan.step)
-            return [self._delta(output, result, "") for output in outputs]
-        planned = self.clock.now()
-        result, broken = self._execute(plan)
+        """Plan as many steps as the executor takes, and take the result of the oldest -> what every choice gained.
+        Empty when there was nothing to do."""
+        failure = self._hand_out()
+        if not self._plans:
+            none = StepResult(step=-1)
+            return [self._delta(emission, none, "") for emission in self.scheduler.take_emissions()]
+        result, broken = self._collect(failure)
         computed = self.clock.now()
-        self._add_host_time(result, self._unreported + planned - begin)
+        self._add_host_time(result)
         texts = self._read(result)
-        outputs = [*self.scheduler.commit(result, self.clock.now())]
+        emissions = self.scheduler.commit(result, self.clock.now())
         if broken:
             self.scheduler.executor_reset(self.clock.now())
-        told = {output.request.id for output in outputs}
-        for id in result.prompt_logprobs:  # of a chunk that does not reach the prompt's end: nothing else to tell
-            row = self.scheduler.state.rows.get(id)
-            if id not in told and row is not None:
-                outputs.append(Output(row.request, (), None))
-        deltas = [self._delta(output, result, texts.get(output.request.id, "")) for output in outputs]
+        deltas = [self._delta(emission, result, texts.get(emission.request.id, "")) for emission in emissions]
         self._unreported = self.clock.now() - computed
         return deltas
 
-    @staticmethod
-    def _add_host_time(result: StepResult, ps: int) -> None:
-        """A step's host time: planning it, and the commit, texts and messages of the step before, which came after
-        the event that tells of that one."""
-        seconds = result.seconds
-        result.seconds = msgspec.structs.replace(seconds, host=seconds.host + to_seconds(ps))
+    def _hand_out(self) -> Exception | None:
+        """Plan and submit until the executor has enough, or there is nothing to plan -> what broke it."""
+        while len(self._plans) < self.scheduler.limits.max_in_flight:
+            begin = self.clock.now()
+            plan = self.scheduler.plan(begin)
+            self._unreported += self.clock.now() - begin
+            if plan.empty:
+                break
+            self._plans.append(plan)
+            try:
+                self.executor.submit(plan)
+            except Exception as error:
+                return error
+        return None
 
-    def _execute(self, plan: StepPlan) -> tuple[StepResult, bool]:
-        """(the result, whether the executor broke). Whatever broke, it costs this step's rows, not the server; nobody
-        knows how far the executor came with the plan, so it forgets everything."""
+    def _collect(self, failure: Exception | None) -> tuple[StepResult, bool]:
+        """(the result of the oldest plan, whether the executor broke). Whatever broke, it costs this step's rows, not
+        the server; nobody knows how far the executor came with the plan, so it forgets everything."""
+        plan = self._plans.popleft()
         try:
-            return self.executor.collect(self.executor.submit(plan)), False
+            if failure is not None:
+                raise failure
+            return self.executor.collect(plan.step), False
         except Exception as error:
             logger.exception("step %d failed; its %d rows end with an error", plan.step, len(plan.work))
+            self._plans.clear()
             self.executor.reset()
             sentence = f"the engine failed in step {plan.step}: {type(error).__name__}"
             return StepResult(step=plan.step, failed={work.id: sentence for work in plan.work}), True
 
+    def _add_host_time(self, result: StepResult) -> None:
+        """A step's host time: planning, and the commit, texts and messages of the step before, which came after the
+        event of that one."""
+        seconds = result.seconds
+        result.seconds = msgspec.structs.replace(seconds, host=seconds.host + to_seconds(self._unreported))
+
     def _read(self, result: StepResult) -> dict[str, str]:
         """Text of the new tokens; a stop string that is met ends its row with this very step."""
         texts: dict[str, str] = {}
-        for id, tokens in result.tokens.items():
-            text = self._texts.get(id)
+        for request, tokens in self.scheduler.emitting(result):
+            text = self._texts.get(request.id)
             if text is None:
                 continue
-            texts[id] = "".join([text.push(token) for token in tokens if text.matched is None])
-            if text.matched is not None and id not in result.finish:
-                result.finish[id] = Finish("stop", text.matched)
+            texts[request.id] = "".join([text.push(token) for token in tokens if text.matched is None])
+            if text.matched is not None and request.id not in result.finish:
+                result.finish[request.id] = Finish("stop", text.matched)
         return texts
 
-    def _delta(self, output: Output, result: StepResult, text: str) -> Delta:
-        request = output.request
-        if output.finish is not None and request.id in self._texts:
+    def _delta(self, emission: Emission, result: StepResult, text: str) -> Delta:
+        request = emission.request
+        if emission.finish is not None and request.id in self._texts:
             text += self._texts.pop(request.id).flush()
         return Delta(
-            id=request.id.partition("#")[0],
+            id=request.request_id,
             choice=request.choice,
             at=self.clock.now(),
-            tokens=output.tokens,
+            tokens=emission.tokens,
             text=text,
-            logprobs=result.logprobs.get(request.id, ()),
+            logprobs=result.logprobs.get(request.id, ()) if emission.tokens else (),
             prompt_logprobs=result.prompt_logprobs.get(request.id, ()),
             cached=request.cached,
-            finish=output.finish,
+            finish=emission.finish,
         )
 
     def close(self) -> None:

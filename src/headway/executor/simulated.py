@@ -28,7 +28,7 @@ class FixedCosts(msgspec.Struct, frozen=True):
 
 
 class TokenSource(Protocol):
-    """What rows say in a simulation."""
+    """What rows emit in a simulation."""
 
     def token(self, row: RowInit, position: int) -> int:
         """The token of a request at a position of its sequence; the same whenever it is asked."""
@@ -80,6 +80,7 @@ class SimulatedExecutor:
         self._host = host
         self._rows: dict[str, RowInit] = {}
         self._done: dict[int, tuple[int, StepResult]] = {}  # step -> (when it is ready, result)
+        self._ready = 0  # when the last one is
 
     def capabilities(self) -> Capabilities:
         return self._limits
@@ -92,8 +93,8 @@ class SimulatedExecutor:
         forward = self._model.predict(shape_of(plan, self._limits.windows)) if plan.work else 0.0
         seconds = Seconds(forward=forward, host=self._host)
         tokens = {work.id: self._emit(work) for work in plan.work if work.sample}
-        ready = self._clock.now() + to_ps(seconds.total)
-        self._done[plan.step] = (ready, StepResult(plan.step, tokens, seconds=seconds))
+        self._ready = max(self._ready, self._clock.now()) + to_ps(seconds.total)
+        self._done[plan.step] = (self._ready, StepResult(plan.step, tokens, seconds=seconds))
         return plan.step
 
     def collect(self, ticket: int) -> StepResult:

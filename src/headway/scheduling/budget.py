@@ -20,14 +20,15 @@ class StepTimeModel(Protocol):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """The size a step aims for.
+    """The size a step aims for. Prompt chunks are cut to it; decodes are never dropped for it, and what they leave is
+    never nothing: prompts move in every step.
 
     Attributes:
         tokens: new tokens at most, None = whatever the executor can do.
-        milliseconds: time that a step with running decodes should not exceed. Prompt chunks are cut to it; decodes
-            are never dropped for it. Needs a step-time model.
-        min_chunk: tokens that the first chunk of a step gets even if the decodes alone use up the time, so that
-            prompts always move.
+        milliseconds: time that a step with running decodes should not exceed. Needs a step-time model.
+        least: share of `tokens` and of `milliseconds` that prompts get even if the decodes alone use up the step.
+        alone: how many times `milliseconds` a step may take that holds no decodes: nobody's stream waits for it, but
+            whoever arrives does.
 
     Raises:
         BadInput: a field is out of range.
@@ -35,15 +36,18 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: int | None = None
     milliseconds: float | None = None
-    min_chunk: int = 32
+    least: float = 0.125
+    alone: float = 4.0
 
     def __post_init__(self) -> None:
         if self.tokens is not None and self.tokens < 1:
             raise BadInput("tokens", f"{self.tokens} is not an integer >= 1")
         if self.milliseconds is not None and not self.milliseconds > 0:
             raise BadInput("milliseconds", f"{self.milliseconds} is not a number above 0")
-        if self.min_chunk < 1:
-            raise BadInput("min_chunk", f"{self.min_chunk} is not an integer >= 1")
+        if not 0 < self.least <= 1:
+            raise BadInput("least", f"{self.least} is not a share above 0, up to 1")
+        if not self.alone >= 1:
+            raise BadInput("alone", f"{self.alone} is not a number from 1 up")
 
 
 def largest_chunk(shape: ShapeBuilder, start: int, most: int, model: StepTimeModel, milliseconds: float) -> int:

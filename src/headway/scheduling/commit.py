@@ -6,69 +6,57 @@ from collections.abc import Sequence
 
 from headway.core.events import FirstToken, StepDone
 from headway.core.request import Finish, Request
-from headway.core.step import StepPlan, StepResult, StepShape, Work
+from headway.core.step import StepResult, Work
+from headway.scheduling.flight import Flight
 from headway.scheduling.row import Row
-from headway.scheduling.state import Output, State
-
-
-class Flight:
-    """A plan that was handed out and whose result is not committed yet.
-
-    Attributes:
-        plan: what the executor works on.
-        rows: the row of each Work, in order.
-        planned: when, ps.
-        idle: ps since the step before was committed.
-        shape: size of the step, if anyone wants to know.
-    """
-
-    __slots__ = ("idle", "plan", "planned", "rows", "shape")
-
-    def __init__(self, plan: StepPlan, rows: list[Row], planned: int, idle: int, shape: StepShape | None) -> None:
-        self.plan = plan
-        self.rows = rows
-        self.planned = planned
-        self.idle = idle
-        self.shape = shape
+from headway.scheduling.state import Emission, State
 
 
 def apply(state: State, flight: Flight, result: StepResult, now: int) -> None:
     """Move every row of the step forward by what was computed and emitted; finish, seal and trim.
 
-    Fills `state.outputs` with one entry per row that emitted tokens or ended.
+    Rows that ended while the step was in flight are passed over: nothing of it counts for them. Fills
+    `state.emissions` with one entry per row that emitted tokens, reported on its prompt, or ended.
     """
     emitted_counts = []
     for row, work in zip(flight.rows, flight.plan.work, strict=True):
         request = row.request
         emitted: tuple[int, ...] = ()
-        finish = _ended_outside(row, work, result)
-        if finish is None:
-            if work.sample:
-                first = not request.generated
-                emitted, finish = accept(request, result.tokens[work.id])
-                if first and state.log:
-                    state.log.append(FirstToken(now=now, id=work.id, waited=now - request.arrival))
-                if finish is None and result.drafts:
-                    propose(request, result.drafts.get(work.id, ()))
-            else:
-                request.computed = work.start + work.count
-            if finish is None or finish.reason == "length":  # a stop string in the very last token is a stop
-                finish = result.finish.get(work.id, finish)
+        if request.finish is None:
+            request.pending -= work.count
+            emitted, finish = _advance(state, row, work, result, now)
+            settle(state, row, finish, now)
+            if emitted or finish is not None or work.id in result.prompt_logprobs:
+                state.emissions.append(Emission(request, emitted, finish))
         emitted_counts.append(len(emitted))
-        settle(state, row, finish, now)
-        if emitted or finish is not None:
-            state.outputs.append(Output(request, emitted, finish))
-    for row in [row for row in state.running if row.cancelled]:  # held by the executor, but not part of this step
-        state.abort(row, None, now)
+    state.land(flight, now)
     if state.log:
         state.log.append(step_done(flight, result, emitted_counts, now))
 
 
-def _ended_outside(row: Row, work: Work, result: StepResult) -> Finish | None:
-    """Why nothing of this step counts for the row: it failed, or was cancelled meanwhile."""
-    if row.cancelled:
-        return Finish("abort")
-    if result.failed and work.id in result.failed:
+def _advance(state: State, row: Row, work: Work, result: StepResult, now: int) -> tuple[tuple[int, ...], Finish | None]:
+    """Count what a step computed of a row -> tokens appended, and why it ended."""
+    request = row.request
+    failure = _failure(work, result)
+    if failure is not None:
+        return (), failure
+    if not work.sample:
+        request.computed = work.start + work.count
+        return (), result.finish.get(work.id)
+    first = not request.generated
+    emitted, finish = accept(request, result.tokens[work.id])
+    if first and state.log:
+        state.log.append(FirstToken(now=now, id=work.id, waited=now - request.arrival))
+    if finish is None and result.drafts and state.limits.verifies_drafts:
+        propose(request, result.drafts.get(work.id, ()))
+    if finish is None or finish.reason == "length":  # a stop string in the very last token is a stop
+        finish = result.finish.get(work.id, finish)
+    return emitted, finish
+
+
+def _failure(work: Work, result: StepResult) -> Finish | None:
+    """Why nothing of this step counts for the row, if so."""
+    if work.id in result.failed:
         return Finish("error", result.failed[work.id])
     emitted = len(result.tokens.get(work.id, ()))
     if emitted == 0 and work.sample:
@@ -89,8 +77,8 @@ def settle(state: State, row: Row, finish: Finish | None, now: int) -> None:
         return
     if state.cache.windowed:
         table.trim(request.computed, now)
-    if state.forking and request.computed >= request.prompt_len:
-        state.release_forks(request.id)
+    if row.forks and request.computed >= request.prompt_len:
+        state.release_forks(row)
 
 
 def accept(request: Request, emitted: Sequence[int]) -> tuple[tuple[int, ...], Finish | None]:
@@ -117,8 +105,10 @@ def accept(request: Request, emitted: Sequence[int]) -> tuple[tuple[int, ...], F
 
 
 def propose(request: Request, drafts: Sequence[int]) -> None:
-    """Note drafts for the next step; not more than could still be accepted before the drawn token reaches max_len."""
-    request.draft = list(drafts[: request.max_len - len(request.tokens) - 1])
+    """Note drafts for the next step; not more than could still be accepted before the drawn token reaches max_len.
+    None if a step in flight has passed their position already."""
+    if not request.pending:
+        request.draft = list(drafts[: request.max_len - len(request.tokens) - 1])
 
 
 def step_done(flight: Flight, result: StepResult, emitted: Sequence[int], now: int) -> StepDone:

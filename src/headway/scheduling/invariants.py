@@ -8,8 +8,8 @@ from collections import Counter
 from headway.cache.kv import KVCache
 from headway.cache.table import BlockTable
 from headway.core.step import StepPlan
-from headway.scheduling.planning import TWIN
-from headway.scheduling.row import Place
+from headway.scheduling.planning import PREFIX
+from headway.scheduling.row import Place, Row
 from headway.scheduling.scheduler import Scheduler
 from headway.scheduling.state import State
 
@@ -21,17 +21,18 @@ def check(scheduler: Scheduler) -> None:
     check_places(scheduler.state)
     check_counters(scheduler.state)
     check_reserves(scheduler.state)
-    if scheduler.flight is None:
-        assert len(scheduler.state.running) <= scheduler.limits.max_rows, "law: running rows never exceed max_rows"
+    check_flights(scheduler.state)
 
 
 def check_blocks(state: State) -> None:
     """free + owned + cached = pool, and a block has as many references as owners."""
     for group, pool in enumerate(state.cache.pools):
         owners: Counter[int] = Counter()
-        for row in state.rows.values():
-            held = row.table.blocks[group][row.table.first[group] :]
-            assert len(set(held)) == len(held), f"law: a table holds a block once ({row})"
+        tables = [row.table for row in state.rows.values()]
+        tables += [table for flight in state.flights for table in flight.tables]  # of rows that ended meanwhile
+        for table in tables:
+            held = table.blocks[group][table.first[group] :]
+            assert len(set(held)) == len(held), "law: a table holds a block once"
             owners.update(held)
         assert all(pool.refs[block] == owners[block] for block in range(pool.size)), "law: refcount = owners"
         blank, cached = set(pool.blank), set(pool.cached)
@@ -60,7 +61,7 @@ def check_names(cache: KVCache) -> None:
 def check_places(state: State) -> None:
     """A live request is in exactly one place, and only running ones own blocks."""
     waiting, running = list(state.queue), state.running
-    forking = [row for rows in state.forking.values() for row in rows]
+    forking = [fork for row in state.rows.values() for fork in row.forks]
     places = {Place.WAITING: waiting, Place.RUNNING: running, Place.FORKING: forking}
     assert all(row.place is place for place, rows in places.items() for row in rows), "law: a row knows its place"
     everywhere = waiting + running + forking
@@ -68,11 +69,27 @@ def check_places(state: State) -> None:
     assert all(state.rows.get(row.request.id) is row for row in everywhere), "law: every placed row is live"
     assert all(row.request.finish is None for row in everywhere), "law: a finished request is nowhere"
     assert [row.rank for row in running] == sorted(row.rank for row in running), "law: running is sorted by rank"
-    assert all(parent in state.rows for parent in state.forking), "law: a choice waits only for a live parent"
-    assert state.queue.prompt_tokens == sum(row.request.prompt_len for row in waiting), "law: the queue knows its size"
+    assert all(fork.parent is row for row in everywhere for fork in row.forks), "law: a choice waits for its parent"
+    assert sorted(state.queue.unordered(), key=lambda row: row.order) == waiting, "law: both orders hold all"
+    assert state.waiting_tokens == sum(row.request.prompt_len for row in waiting + forking), "law: the queue's size"
+    choices = [row for rows in state.choices.values() for row in rows]
+    assert sorted(map(id, choices)) == sorted(map(id, everywhere)), "law: every live row is a choice of its request"
     for row in waiting + forking:
         assert not any(row.table.blocks) and row.table.capacity == 0, f"law: only running rows own blocks ({row})"
-        assert row.request.computed == 0 and not row.held, f"law: a waiting row has nothing computed ({row})"
+        assert row.request.planned == 0 and not row.held, f"law: a waiting row has nothing computed ({row})"
+
+
+def check_flights(state: State) -> None:
+    """What is in flight is what rows wait for, and every block it may touch is still owned."""
+    pending: Counter[Row] = Counter()
+    for flight in state.flights:
+        for row, work in zip(flight.rows, flight.plan.work, strict=True):
+            assert work.start + work.count <= row.table.capacity, f"law: no block of a plan in flight is free ({row})"
+            if row.request.finish is None:
+                pending[row] += work.count
+    assert all(row.request.pending == pending[row] for row in state.rows.values()), "law: pending = what is in flight"
+    assert len(state.flights) <= state.limits.max_in_flight, "law: no more plans in flight than the executor takes"
+    assert len(state.running) <= state.limits.max_rows, "law: running rows never exceed max_rows"
 
 
 def check_counters(state: State) -> None:
@@ -82,7 +99,8 @@ def check_counters(state: State) -> None:
         request, table = row.request, row.table
         assert 0 <= request.computed <= len(request.tokens), f"law: 0 <= computed <= len(tokens) ({row})"
         assert len(request.tokens) < request.max_len, f"law: a request at max_len has ended ({row})"
-        assert request.computed <= table.capacity, f"law: what is computed has a block ({row})"
+        assert request.planned < request.max_len, f"law: nothing is planned past the end ({row})"
+        assert request.planned <= table.capacity, f"law: what is computed has a block ({row})"
         assert table.sealed <= request.computed // cache.block_size, f"law: only full blocks are sealed ({row})"
         names = BlockTable(cache, request.tenant, request.adapter).name_blocks(
             request.tokens, len(request.tokens) // cache.block_size
@@ -118,16 +136,30 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     reported = sum(work.logits for work in plan.work if work.prompt_logprobs)
     assert reported <= (limits.max_prompt_logits or reported), "law: a plan never exceeds its prompt logits"
     assert all(work.count > 0 for work in plan.work), "law: no empty work"
+    assert limits.verifies_drafts or not any(work.draft for work in plan.work), "law: no drafts for who cannot verify"
     assert planned <= {row.request.id for row in state.running}, "law: only running rows are planned"
     for row in state.running:
-        is_decode = len(row.request.tokens) - row.request.computed == 1
         skipped = row.request.id not in planned
-        assert not (is_decode and skipped) or scheduler.policy.pauses_decode, f"law: no decode is skipped ({row})"
-        assert skipped or row.held, f"law: the executor is told of a row before it works on it ({row})"
+        may_pause = scheduler.policy.pauses_decode or (plan.empty and state.flights)
+        assert not skipped or row.request.todo != 1 or may_pause, f"law: no decode is skipped ({row})"
+        assert skipped or row.held, f"law: the executor has a row before it works on it ({row})"
     for work in plan.work:
         assert work.start + work.count <= state.rows[work.id].table.capacity, "law: what is planned has blocks"
     if plan.empty:
-        assert not state.running, "law: something moves while anything runs"
-        assert not len(state.queue) or scheduler.blocked, "law: an empty plan with a queue has a reason"
-    assert scheduler.blocked != TWIN or state.running, "law: a twin waits only while something runs"
-    assert not state.forking or state.running or len(state.queue), "law: no choice waits for ever"
+        assert not state.running or state.flights, "law: something moves while anything runs"
+        assert not len(state.queue) or scheduler.blocked or state.flights, (
+            "law: an empty plan with a queue has a reason"
+        )
+    elif any(row.request.todo > 1 for row in state.running) and not scheduler.policy.pauses_decode:
+        assert any(work.count > 1 or not work.sample for work in plan.work) or _prompt_in(scheduler, plan), (
+            "law: prompts move in every step"
+        )
+    assert scheduler.blocked != PREFIX or state.running, "law: a shared prefix is waited for only while something runs"
+    forking = any(row.forks for row in state.rows.values())
+    assert not forking or state.running or len(state.queue), "law: no choice waits for ever"
+
+
+def _prompt_in(scheduler: Scheduler, plan: StepPlan) -> bool:
+    """A prompt's last token may be a chunk of one."""
+    rows = scheduler.state.rows
+    return any(not rows[work.id].request.generated for work in plan.work)

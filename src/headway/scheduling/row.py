@@ -27,31 +27,57 @@ class Row:
         request: the counters and parameters.
         table: its blocks.
         number: how many requests were added before it.
+        parent: choice 0 of its request, if it is another choice.
+        forks: choices that wait for this one's prompt.
         order: (priority, arrival, number); smaller goes first, everywhere.
         place: which collection it is in.
         held: the executor has this row (a RowInit was sent and no `gone`).
         strict: admitted with its worst case reserved.
         reported: prompt positions whose logprobs were already wanted from the executor.
-        cancelled: abort it when the plan in flight is committed.
+        remaining: while it waits, prompt tokens that are not in the cache; None = not looked up yet.
+        overtaken: rows admitted past it while it was the first to wait and its blocks were not there.
     """
 
-    __slots__ = ("cancelled", "held", "number", "order", "place", "reported", "request", "strict", "table")
+    __slots__ = (
+        "forks",
+        "held",
+        "number",
+        "order",
+        "overtaken",
+        "parent",
+        "place",
+        "remaining",
+        "reported",
+        "request",
+        "strict",
+        "table",
+    )
 
-    def __init__(self, request: Request, table: BlockTable, number: int) -> None:
+    def __init__(self, request: Request, table: BlockTable, number: int, parent: Row | None = None) -> None:
         self.request = request
         self.table = table
         self.number = number
+        self.parent = parent
+        self.forks: list[Row] = []
         self.order = (request.priority, request.arrival, number)
         self.place = Place.WAITING
         self.held = False
         self.strict = False
         self.reported = 0
-        self.cancelled = False
+        self.remaining: int | None = None
+        self.overtaken = 0
 
     @property
     def rank(self) -> tuple[bool, tuple[int, int, int]]:
         """Order among running rows: blocks are taken back from the last. Strict rows come first: never from them."""
         return (not self.strict, self.order)
+
+    @property
+    def work(self) -> tuple[int, int, int, int]:
+        """Order among prompts: the least to compute first, within a priority."""
+        left = self.request.todo if self.place is Place.RUNNING else self.remaining
+        assert left is not None, "it is ranked when it is looked up"
+        return (self.request.priority, left, *self.order[1:])
 
     @property
     def wants_prompt_logprobs(self) -> bool:

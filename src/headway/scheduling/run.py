@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 
 from headway.core.events import FirstToken, StepDone
 from headway.core.step import Seconds
-from headway.scheduling.commit import Flight, accept, settle
+from headway.scheduling.commit import accept, settle
+from headway.scheduling.flight import Flight
 from headway.scheduling.planning import BY_POLICY, NO_ROWS
 from headway.scheduling.row import Row
-from headway.scheduling.state import Output, State
+from headway.scheduling.state import Emission, State
 
 MOST_STEPS = 1 << 20
 
@@ -23,7 +24,8 @@ def horizon(state: State, flight: Flight, blocked: str) -> int:
 
     1 (nothing is promised) if any row computes more than one token, or a waiting request might come in by itself.
     """
-    steady = flight.rows == state.running and not state.forking and blocked in ("", NO_ROWS, BY_POLICY)
+    steady = flight.rows == state.running and blocked in ("", NO_ROWS, BY_POLICY)
+    steady = steady and not any(row.forks for row in flight.rows)
     if not (steady and flight.rows and all(one.count == 1 and one.sample for one in flight.plan.work)):
         return 1
     longest = min(row.request.max_len - len(row.request.tokens) for row in flight.rows)
@@ -52,14 +54,11 @@ def _within_blocks(state: State, rows: Sequence[Row], steps: int) -> int:
 def apply_run(
     state: State, flight: Flight, tokens: Mapping[str, Sequence[int]], times: Sequence[int], seconds: Seconds
 ) -> None:
-    """Commit `len(times)` steps of which the first is in flight. The caller checked `horizon`.
-
-    Raises:
-        ValueError: the run does not stop where a row ends, a deadline passes, or a cancel came; nothing was changed.
-    """
+    """Commit `len(times)` steps of which the first was in flight. The caller checked `horizon`, and with `check`."""
     steps = len(times)
-    _check(state, flight.rows, tokens, times)
     starts = [row.request.computed for row in flight.rows]
+    for row in flight.rows:
+        row.request.pending -= 1
     fresh = [row for row in flight.rows if not row.request.generated]
     for row in flight.rows:
         row.request.tokens.extend(tokens[row.request.id][:-1])
@@ -80,7 +79,8 @@ def apply_run(
         emitted = tuple(tokens[work.id])
         _, finish = accept(row.request, emitted[-1:])
         settle(state, row, finish, times[-1])
-        state.outputs.append(Output(row.request, emitted, finish))
+        state.emissions.append(Emission(row.request, emitted, finish))
+    state.land(flight, times[-1])
     if state.log:
         state.log.append(_run_done(flight, times, seconds))
 
@@ -98,14 +98,15 @@ def _boundaries(state: State, rows: Sequence[Row], starts: Sequence[int], steps:
     return due
 
 
-def _check(state: State, rows: Sequence[Row], tokens: Mapping[str, Sequence[int]], times: Sequence[int]) -> None:
+def check(state: State, flight: Flight, tokens: Mapping[str, Sequence[int]], times: Sequence[int]) -> None:
+    """ValueError if the run does not stop where a row ends or a deadline passes, or a row ended meanwhile."""
     deadline = state.next_deadline()
     if len(times) > 1 and deadline is not None and deadline <= times[-2]:
         raise ValueError("the run passes a deadline")
-    for row in rows:
+    for row in flight.rows:
         request, emitted = row.request, tokens[row.request.id]
-        if row.cancelled:
-            raise ValueError(f"{request.id} was cancelled; commit a single step")
+        if request.finish is not None:
+            raise ValueError(f"{request.id} ended meanwhile; commit a single step")
         if len(emitted) != len(times):
             raise ValueError(f"{request.id}: {len(emitted)} tokens for {len(times)} steps")
         honoured = emitted[max(0, request.params.min_tokens - request.generated) : -1]

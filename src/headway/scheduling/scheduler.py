@@ -1,8 +1,8 @@
-"""The door to the scheduler. An engine turns like this, one step in flight:
+"""The door to the scheduler. An engine turns like this, with one step in flight, or as many as the executor can take:
 
     scheduler.add(request) ...            what has arrived
     plan = scheduler.plan(now)            -> executor.submit
-    outputs = scheduler.commit(result, now)   <- executor.collect
+    emissions = scheduler.commit(result, now)   <- executor.collect
 
 It never sees an array, a clock or a text: time is an argument, tokens are compared with stop ids and hashed.
 Same calls with the same arguments give the same plans.
@@ -22,13 +22,13 @@ from headway.core.request import Request
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult
 from headway.scheduling import run
 from headway.scheduling.budget import Budget, StepTimeModel
-from headway.scheduling.commit import Flight, apply
+from headway.scheduling.commit import apply
 from headway.scheduling.digest import digest_of
+from headway.scheduling.flight import Flight
 from headway.scheduling.planning import Step
 from headway.scheduling.policies.chunked import CHUNKED
 from headway.scheduling.policies.policy import Policy
-from headway.scheduling.row import Place
-from headway.scheduling.state import Output, State
+from headway.scheduling.state import Emission, State
 
 
 class Scheduler:
@@ -63,9 +63,8 @@ class Scheduler:
         self.limits = limits
         self.policy = policy
         self.cache = KVCache(limits, key, ttl, verify)
-        self.state = State(self.cache, log)
+        self.state = State(limits, self.cache, log)
         self.blocked = ""
-        self.flight: Flight | None = None
         self._budget = budget or Budget()
         self._model = model
         self._log = log
@@ -74,6 +73,7 @@ class Scheduler:
         self._max_waiting_tokens = max_waiting_tokens
         self._steps = 0
         self._last_commit: int | None = None
+        self._last_landed: Flight | None = None
 
     @property
     def waiting(self) -> int:
@@ -88,7 +88,12 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """No request is live, and the executor has nothing to drop."""
-        return not self.state.rows and not self.state.gone and self.flight is None
+        return not self.state.rows and not self.state.gone and not self.state.flights
+
+    @property
+    def in_flight(self) -> int:
+        """Plans whose results are not committed yet."""
+        return len(self.state.flights)
 
     def header(self, profile: dict[str, Any] | None = None, config: dict[str, Any] | None = None) -> Header:
         """First line of an event file of this scheduler; write it while no request is live.
@@ -139,59 +144,86 @@ class Scheduler:
         return tuple(choices)
 
     def cancel(self, id: str, now: int) -> None:
-        """Abort a request. Unknown and finished ids are ignored, so it can be said twice. While a step is in flight
-        its blocks stay until the commit: the executor may be writing them. The end is told by `take_outputs`."""
+        """Abort a request (one choice of it). Unknown and finished ids are ignored. What a step in flight computes of
+        it is discarded, and its blocks stay until then: the executor may be writing them. `take_emissions` has the end.
+        """
         row = self.state.rows.get(id)
-        if row is None or row.cancelled:
-            return
-        if self._log:
-            self._log.append(Cancelled(now=now, id=id))
-        if self.flight is not None and row.place is Place.RUNNING:
-            row.cancelled = True
-        else:
+        if row is not None:
+            if self._log:
+                self._log.append(Cancelled(now=now, id=id))
             self.state.abort(row, None, now)
 
-    def plan(self, now: int) -> StepPlan:
-        """The next step. Unless it is empty its result must be committed before the next one is planned.
+    def cancel_request(self, id: str, now: int) -> None:
+        """Abort all choices of a request."""
+        for row in list(self.state.choices.get(id, ())):
+            self.cancel(row.request.id, now)
 
-        An empty plan is not to be submitted; if requests wait nevertheless, `blocked` says why.
+    def plan(self, now: int) -> StepPlan:
+        """The next step. Unless it is empty it is to be submitted, and its result to be committed; plans in flight are
+        at most as many as the executor takes.
+
+        An empty plan is not to be submitted; if requests wait nevertheless, `blocked` says why. Where blocks are so
+        short that a row might have to yield, there is no plan before the step in flight is committed.
         """
-        assert self.flight is None, "the step before is not committed"
         state = self.state
+        assert len(state.flights) < self.limits.max_in_flight, "a step in flight must be committed first"
+        if state.flights and self._needs_blocks_back():
+            return StepPlan(self._steps)
         state.abort_expired(now)
         self.cache.expire(now)
-        step = Step(state, self.limits, self._budget, self._model, self._log is not None, now)
+        step = Step(state, self._budget, self._model, self._log is not None, now)
         self.policy.fill(step)
         plan = step.finish(self._steps)
-        self.blocked = step.blocked if state.queue else ""
+        self.blocked = step.blocked
         if plan.empty:
-            if self._log and self.blocked:
+            if self._log and (self.blocked or state.flights):
                 self._log.append(Idle(now=now, blocked=self.blocked))
             return plan
         self._steps += 1
-        idle = now - self._last_commit if self._last_commit is not None else 0
-        self.flight = Flight(plan, step.rows, now, idle, step.shape.build() if step.shape else None)
+        idle = now - self._last_commit if self._last_commit is not None and not state.flights else 0
+        shape = step.shape.build() if step.shape else None
+        state.flights.append(Flight(plan, step.rows, step.copied, now, idle, shape))
         if self._log:
             self._log.append(StepPlanned(now=now, step=plan.step, digest=digest_of(plan), blocked=self.blocked))
         return plan
 
-    def commit(self, result: StepResult, now: int) -> list[Output]:
-        """Apply the result of the plan in flight. -> everything to tell clients, as `take_outputs`."""
-        apply(self.state, self._landed(result.step), result, now)
+    def _needs_blocks_back(self) -> bool:
+        """More rows need another block for their next token than there are blocks."""
+        available = min(pool.available for pool in self.cache.pools)
+        if available >= len(self.state.running):
+            return False
+        rows = self.state.running
+        return sum(row.request.todo == 1 and row.request.planned >= row.table.capacity for row in rows) > available
+
+    def emitting(self, result: StepResult) -> list[tuple[Request, tuple[int, ...]]]:
+        """The requests that gain tokens by the result of the oldest plan in flight, and which; those that ended
+        meanwhile are left out."""
+        rows = self.state.flights[0].rows if self.state.flights else ()
+        return [
+            (row.request, result.tokens[row.request.id])
+            for row in rows
+            if row.request.finish is None and row.request.id in result.tokens
+        ]
+
+    def commit(self, result: StepResult, now: int) -> list[Emission]:
+        """Apply the result of the oldest plan in flight. -> everything for clients, as `take_emissions`."""
+        flight = self._land(result.step)
+        apply(self.state, flight, result, now)
         self._last_commit = now
-        return self.take_outputs()
+        return self.take_emissions()
 
     def executor_reset(self, now: int) -> None:
-        """The executor has forgotten all rows: plans to come tell it again of those that go on."""
-        assert self.flight is None, "a step in flight is committed first"
-        self.state.forget_held()
+        """The executor broke in the step that was just committed as failed, and has forgotten all rows; whatever else
+        was in flight is void. Plans to come name those that go on anew."""
+        broken = [self._last_landed] if self._last_landed else []
+        self.state.void([*broken, *self.state.flights], now)
         if self._log:
             self._log.append(ExecutorReset(now=now))
 
-    def take_outputs(self) -> list[Output]:
+    def take_emissions(self) -> list[Emission]:
         """What happened since the last call: tokens emitted, requests ended (also by deadline or cancel)."""
-        outputs, self.state.outputs = self.state.outputs, []
-        return outputs
+        emissions, self.state.emissions = self.state.emissions, []
+        return emissions
 
     @property
     def next_deadline(self) -> int | None:
@@ -200,12 +232,13 @@ class Scheduler:
 
     def horizon(self) -> int:
         """For how many steps, the one in flight included, plans keep their shape if nothing arrives, is cancelled,
-        passes its deadline, gets drafts, or ends before the last of them. 0 if no step is in flight."""
-        return run.horizon(self.state, self.flight, self.blocked) if self.flight else 0
+        passes its deadline, gets drafts, or ends before the last of them. 0 unless exactly one step is in flight."""
+        flights = self.state.flights
+        return run.horizon(self.state, flights[0], self.blocked) if len(flights) == 1 else 0
 
     def commit_run(
         self, tokens: Mapping[str, Sequence[int]], times: Sequence[int], seconds: Seconds | None = None
-    ) -> list[Output]:
+    ) -> list[Emission]:
         """Commit `len(times)` equal steps at once, at most `horizon` of them: the plan in flight and the ones that
         would have followed it. Leaves exactly what single steps leave.
 
@@ -218,19 +251,19 @@ class Scheduler:
             ValueError: the run is longer than the horizon, or goes past the end, deadline or cancel of a row; nothing
                 was changed, so the steps can still be committed one by one.
         """
-        assert self.flight is not None, "there is no plan in flight"
+        assert self.in_flight == 1, "a run continues the one plan in flight"
         if not 1 <= len(times) <= self.horizon():
             raise ValueError(f"{len(times)} steps; the plan keeps its shape for {self.horizon()}")
-        run.apply_run(self.state, self.flight, tokens, times, seconds or Seconds())
+        run.check(self.state, self.state.flights[0], tokens, times)
+        run.apply_run(self.state, self._land(self._steps - 1), tokens, times, seconds or Seconds())
         self._steps += len(times) - 1
-        self.flight = None
         self._last_commit = times[-1]
-        return self.take_outputs()
+        return self.take_emissions()
 
-    def _landed(self, step: int) -> Flight:
-        flight, self.flight = self.flight, None
-        assert flight is not None and flight.plan.step == step, "commit belongs to the plan in flight"
-        return flight
+    def _land(self, step: int) -> Flight:
+        assert self.state.flights and self.state.flights[0].plan.step == step, "results are committed in order"
+        self._last_landed = self.state.flights.popleft()
+        return self._last_landed
 
     def _check(self, request: Request, choices: Sequence[Request]) -> None:
         """Refuse at once what can never be served."""
@@ -268,8 +301,9 @@ class Scheduler:
                 Reject.QUEUE_FULL, f"{self.waiting} requests wait already, of at most {self._max_waiting}; try later"
             )
         # A prompt longer than the bound is still accepted when nothing else waits.
-        waiting = self.state.queue.prompt_tokens
-        if self._max_waiting_tokens is not None and waiting and waiting + request.prompt_len > self._max_waiting_tokens:
+        waiting = self.state.waiting_tokens
+        asked = waiting + choices * request.prompt_len
+        if self._max_waiting_tokens is not None and waiting and asked > self._max_waiting_tokens:
             raise Rejected(
                 Reject.QUEUE_FULL,
                 f"{waiting} prompt tokens wait already, of at most {self._max_waiting_tokens}; try later",

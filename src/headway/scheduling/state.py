@@ -6,13 +6,15 @@
           '--> FORKING ---'      cancel, deadline, from anywhere ----'
          (choices 1..n-1 wait there until the prompt of choice 0 is computed)
 
-Only RUNNING rows own blocks.
+Only RUNNING rows own blocks. Those of a row that ends while plans are in flight are kept until the last of these is
+committed, because the executor may still write them.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections import deque
 
 import msgspec
 
@@ -20,12 +22,13 @@ from headway.cache.kv import Hit, KVCache
 from headway.cache.table import BlockTable
 from headway.core.events import Admitted, EventLog, Finished, Preempted, Queued
 from headway.core.request import Finish, Request
-from headway.core.step import BlockCopy
+from headway.core.step import BlockCopy, Capabilities
+from headway.scheduling.flight import Flight
 from headway.scheduling.queue import AdmissionQueue
 from headway.scheduling.row import STRICT_AFTER, Place, Row
 
 
-class Output(msgspec.Struct, frozen=True, gc=False):
+class Emission(msgspec.Struct, frozen=True, gc=False):
     """What happened to a request that its client should hear of.
 
     Attributes:
@@ -40,52 +43,65 @@ class Output(msgspec.Struct, frozen=True, gc=False):
 
 
 class State:
-    """All live requests, in their places, and the cache.
+    """All live requests, in their places, the cache, and the plans in flight.
 
     Attributes:
+        limits: what the executor can hold and do.
         rows: every live row, by id.
-        queue, forking, running: the places. `running` is sorted by `Row.rank`; `forking` lists choices by parent id.
+        choices: the live rows of a request, by its id.
+        queue, running: the places; `running` is sorted by `Row.rank`. Choices that wait for a prompt are in its row's
+            `forks`.
+        waiting_tokens: prompt tokens of all rows that are not running.
+        flights: plans whose results are not committed yet, oldest first.
         gone: ids the executor holds and must drop with the next plan.
-        outputs: what the engine has not been told yet.
+        emissions: what the engine has not taken yet.
     """
 
-    def __init__(self, cache: KVCache, log: EventLog | None) -> None:
+    def __init__(self, limits: Capabilities, cache: KVCache, log: EventLog | None) -> None:
+        self.limits = limits
         self.cache = cache
         self.log = log
         self.rows: dict[str, Row] = {}
+        self.choices: dict[str, list[Row]] = {}
         self.queue = AdmissionQueue()
-        self.forking: dict[str, list[Row]] = {}
         self.running: list[Row] = []
+        self.waiting_tokens = 0
+        self.flights: deque[Flight] = deque()
         self.gone: list[str] = []
-        self.outputs: list[Output] = []
-        self._deadlines: list[tuple[int, int, str]] = []  # (deadline, number, id); stale once the request has ended
+        self.emissions: list[Emission] = []
+        self._deadlines: list[tuple[int, int, Row]] = []  # (deadline, number, row)
         self._added = 0
 
     def add(self, request: Request) -> None:
         """A new request; choices other than the first wait for their parent's prompt."""
-        row = Row(request, BlockTable(self.cache, request.tenant, request.adapter), self._added)
+        parent = self.rows.get(request.parent) if request.parent else None
+        row = Row(request, BlockTable(self.cache, request.tenant, request.adapter), self._added, parent)
         self._added += 1
         self.rows[request.id] = row
+        self.choices.setdefault(request.request_id, []).append(row)
+        self.waiting_tokens += request.prompt_len
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, row.number, request.id))
-        if request.parent is None:
+            heapq.heappush(self._deadlines, (request.deadline, row.number, row))
+        if parent is None:
             self.queue.push(row)
         else:
             row.place = Place.FORKING
-            self.forking.setdefault(request.parent, []).append(row)
+            parent.forks.append(row)
         if self.log:
             self.log.append(_queued(row, self.cache.block_size))
 
-    def admit(self, row: Row, hit: Hit, parent: Row | None, now: int) -> tuple[BlockCopy, ...]:
-        """WAITING -> RUNNING, starting from a cached prefix, or from the prompt of `parent` (its full blocks shared,
-        the part-filled one copied: returns the copies to make)."""
+    def admit(self, row: Row, hit: Hit, fork: bool, now: int) -> tuple[BlockCopy, ...]:
+        """WAITING -> RUNNING, starting from a cached prefix, or, as a fork, from the prompt of its parent (whose full
+        blocks it shares; the part-filled one is copied: returns the copies to make)."""
         request = row.request
         self.queue.remove(row)
+        self.waiting_tokens -= request.prompt_len
         row.table.adopt(hit)
         request.computed = hit.length * self.cache.block_size
         copies: tuple[BlockCopy, ...] = ()
-        if parent is not None:
-            copies = row.table.copy_partial(parent.table, request.prompt_len - 1)
+        if fork:
+            assert row.parent is not None
+            copies = row.table.copy_partial(row.parent.table, request.prompt_len - 1)
             request.computed = request.prompt_len - 1
         if request.preemptions == 0:
             request.cached = request.computed
@@ -105,6 +121,7 @@ class State:
 
     def preempt(self, row: Row, now: int) -> None:
         """RUNNING -> WAITING: give the blocks back and compute again later, in its old place in the order."""
+        assert not self.flights, "blocks are taken back between steps only"
         request = row.request
         if self.log:
             self.log.append(Preempted(now=now, id=request.id, wasted=request.computed))
@@ -114,6 +131,7 @@ class State:
         request.preemptions += 1
         row.strict = request.preemptions >= STRICT_AFTER
         row.place = Place.WAITING
+        self.waiting_tokens += request.prompt_len
         self.queue.push(row)
 
     def finish(self, row: Row, finish: Finish, now: int) -> None:
@@ -121,16 +139,19 @@ class State:
         longer."""
         request = row.request
         request.finish = finish
+        full = len(request.tokens) // self.cache.block_size
+        names = tuple(row.table.name_blocks(request.tokens, full)) if self.log else ()
         if row.place is Place.RUNNING:
             self._stop_running(row, now)
-        elif row.place is Place.WAITING:
-            self.queue.remove(row)
         else:
-            self._leave_forking(row)
-        del self.rows[request.id]
-        self.release_forks(request.id)
+            self.waiting_tokens -= request.prompt_len
+            if row.place is Place.WAITING:
+                self.queue.remove(row)
+            elif row.parent is not None:
+                row.parent.forks.remove(row)
+        self._forget(row)
+        self.release_forks(row)
         if self.log:
-            full = len(request.tokens) // self.cache.block_size
             self.log.append(
                 Finished(
                     now=now,
@@ -140,59 +161,84 @@ class State:
                     cached=request.cached,
                     generated=request.generated,
                     lived=now - request.arrival,
-                    names=tuple(row.table.name_blocks(request.tokens, full)),
+                    names=names,
                 )
             )
 
     def abort(self, row: Row, why: str | None, now: int) -> None:
-        """Finish for a reason outside of the step, and tell the client."""
+        """Finish for a reason outside of the step, and let the client know."""
         finish = Finish("abort", why)
         self.finish(row, finish, now)
-        self.outputs.append(Output(row.request, (), finish))
+        self.emissions.append(Emission(row.request, (), finish))
 
     def abort_expired(self, now: int) -> None:
         """Abort every request whose deadline has passed. O(1) when none has."""
         while (deadline := self.next_deadline()) is not None and deadline <= now:
-            self.abort(self.rows[self._deadlines[0][2]], "deadline exceeded", now)
+            self.abort(self._deadlines[0][2], "deadline exceeded", now)
 
     def next_deadline(self) -> int | None:
         """The earliest deadline of a live request, ps."""
         while self._deadlines:
-            deadline, number, id = self._deadlines[0]
-            if id in self.rows and self.rows[id].number == number:
+            deadline, _, row = self._deadlines[0]
+            if row.request.finish is None:
                 return deadline
             heapq.heappop(self._deadlines)
         return None
 
-    def forget_held(self) -> None:
-        """The executor holds no row any more, so there is none to drop either."""
+    def land(self, flight: Flight, now: int) -> None:
+        """The executor is done with a plan: rows that ended meanwhile give their blocks back."""
+        for table in flight.tables:
+            table.release(now)
+        flight.tables.clear()
+
+    def void(self, flights: list[Flight], now: int) -> None:
+        """The executor holds no row any more, and nobody knows how far it came with these plans, the last of which are
+        still in flight. What they ordered never happened: rows that own a copied block, which may not have been made,
+        start again."""
+        for flight in self.flights:
+            for row, work in zip(flight.rows, flight.plan.work, strict=True):
+                row.request.pending -= work.count
+        self.flights.clear()
         self.gone.clear()
         for row in self.running:
             row.held = False
+        for flight in flights:
+            self.land(flight, now)
+            for row in flight.copied:
+                if row.place is Place.RUNNING and row.request.finish is None:
+                    self.preempt(row, now)
 
-    def release_forks(self, parent: str) -> None:
+    def release_forks(self, parent: Row) -> None:
         """FORKING -> WAITING for the choices that waited for `parent`. Their order puts them before later arrivals."""
-        for row in self.forking.pop(parent, ()):
+        for row in parent.forks:
             row.place = Place.WAITING
+            row.table.names = parent.table.names[: row.request.prompt_len // self.cache.block_size]
             self.queue.push(row)
+        parent.forks = []
 
-    def _leave_forking(self, row: Row) -> None:
-        parent = row.request.parent
-        assert parent is not None
-        self.forking[parent].remove(row)
-        if not self.forking[parent]:
-            del self.forking[parent]
+    def _forget(self, row: Row) -> None:
+        request = row.request
+        del self.rows[request.id]
+        siblings = self.choices[request.request_id]
+        siblings.remove(row)
+        if not siblings:
+            del self.choices[request.request_id]
 
     def _stop_running(self, row: Row, now: int) -> None:
         del self.running[bisect_left(self.running, row.rank, key=lambda row: row.rank)]
-        row.table.release(now)
+        if self.flights:
+            self.flights[-1].tables.append(row.table)
+        else:
+            row.table.release(now)
         if row.held:
             row.held = False
             self.gone.append(row.request.id)
 
 
 def _queued(row: Row, block_size: int) -> Queued:
+    """The names of a prompt are those of its first choice."""
     request = row.request
+    names = row.table.name_blocks(request.tokens, request.prompt_len // block_size) if row.parent is None else ()
     return Queued(
         now=request.arrival,
         id=request.id,
@@ -206,5 +252,5 @@ def _queued(row: Row, block_size: int) -> Queued:
         parent=request.parent,
         adapter=request.adapter,
         prompt_logprobs=request.params.prompt_logprobs is not None,
-        names=tuple(row.table.name_blocks(request.tokens, request.prompt_len // block_size)),
+        names=tuple(names),
     )

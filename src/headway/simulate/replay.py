@@ -6,6 +6,7 @@ tokens; different names, different tokens. So prefix hits happen again where the
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,7 +77,7 @@ class Recording:
         self.tokens: dict[int, list[int]] = {}  # prompt and answer
         self.ends: dict[int, list[Finished]] = {}  # step -> requests that ended with it
         self._live: dict[str, int] = {}  # id -> number; an id may come again after its request has finished
-        self._flying: int | None = None
+        self._flying: deque[int] = deque()  # steps in flight
         for line, event in enumerate(self.events, start=2):
             try:
                 self._read(event)
@@ -90,20 +91,25 @@ class Recording:
         match event:
             case Queued():
                 self._live[event.id] = event.number
+                if event.parent is not None and not event.names:  # a choice has the prompt of its parent
+                    names = self.queued[self._live[event.parent]].names
+                    event = msgspec.structs.replace(event, names=names)
                 self.queued[event.number] = event
             case StepPlanned():
-                self._flying = event.step
+                self._flying.append(event.step)
                 self.digests[event.step] = event.digest
             case StepDone():
-                self._flying = None
+                self._flying.remove(event.step)
                 self.steps[event.step] = event
                 for number, _, _ in zip(event.rows, event.counts, event.emitted, strict=True):
                     self.queued[number]
             case Finished():
                 number = self._live.pop(event.id)
                 self.tokens[number] = self._made_up(number, event.names, event.prompt_tokens + event.generated)
-                if self._flying is not None:
-                    self.ends.setdefault(self._flying, []).append(event)
+                if self._flying:
+                    self.ends.setdefault(self._flying[0], []).append(event)
+            case ExecutorReset():
+                self._flying.clear()
 
     def _made_up(self, number: int, names: tuple[bytes, ...], length: int) -> list[int]:
         """Tokens far outside of any vocabulary: negative ones by name for full blocks, huge unique ones after them."""
@@ -235,7 +241,7 @@ def _feed(scheduler: Scheduler, executor: ReplayExecutor, recording: Recording, 
             scheduler.add(recording.request(event.number))
         case Cancelled():
             scheduler.cancel(event.id, event.now)
-        case Finished() if scheduler.flight is None:
+        case Finished() if not scheduler.in_flight:
             scheduler.cancel(event.id, event.now)  # a deadline passed; if it was a cancel, it is gone already
         case StepPlanned():
             executor.submit(scheduler.plan(event.now))
