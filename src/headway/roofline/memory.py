@@ -20,7 +20,8 @@ from headway.shape.model import KVGroup, ModelShape
 
 UNBOUNDED = 1 << 24  # a batch nobody runs: what fits where a sequence costs nothing
 STEP_TOKENS = 8192  # new tokens of the largest step, by default, of the engines that are planned
-RUNTIME = 0.55 * GIB  # the driver's context, allocator's slack, kernels and communication buffers of a GPU
+RUNTIME = 0.55 * GIB  # of a GPU: the driver's context, allocator's slack, kernels
+EXCHANGE = 1e9  # of a GPU that works with others: communication buffers
 PROCESS = 0.25 * GIB  # of our own engine on a CPU: interpreter, libraries, tokenizer, allocator's slack
 LARGEST_SHARE = 4  # one in so many bytes is the cache's share of what is free, if nobody says: the machine is not ours
 
@@ -84,7 +85,7 @@ def replica_memory(
     shape: ModelShape, device: Hardware, gpus: int = 1, attention_dp: int = 1, step_tokens: int = STEP_TOKENS
 ) -> MemoryPlan:
     """One GPU of a replica that vLLM, SGLang or TensorRT-LLM serves: what these keep besides weights and cache."""
-    reserve = PROCESS if device.kind == "cpu" else RUNTIME
+    reserve = PROCESS if device.kind == "cpu" else RUNTIME + (EXCHANGE if gpus > 1 else 0.0)
     activations = activation_bytes(shape, step_tokens, gpus)
     return MemoryPlan(device.usable, weights_per_gpu(shape, gpus, attention_dp), activations, reserve)
 
