@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headway.client.chat import Client
     from headway.core.request import SamplingParams
     from headway.engine.llm import LLM, Message
-    from headway.engine.memory import MemoryPlan
+    from headway.roofline.memory import MemoryPlan
 
     Say = Callable[[list[Message]], Answer]  # prints the answer as it is made
 

@@ -25,10 +25,10 @@ from rich.progress import (
 from rich.table import Table
 
 from headway.engine.llm import LLM
-from headway.engine.memory import MemoryPlan
 from headway.engine.options import EngineOptions
 from headway.engine.results import Completion
 from headway.model.source import Progress as Report
+from headway.roofline.memory import MemoryPlan
 
 SECONDS_PER_LINE = 5.0
 BAR = 30  # characters
