@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 
 from headway.core.errors import BadInput
-from headway.serve import limits
+from headway.serve import protocol
 from headway.serve.auth import Keys, is_loopback, read_keys
 from headway.serve.errors import ApiError, clean
 from headway.serve.lifecycle import ServeOptions, run
@@ -238,14 +238,14 @@ def test_a_header_without_end_is_cut_off(server: Server) -> None:
 )
 def test_who_does_not_finish_a_request_is_cut_off(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then does not help: the time is for the whole of it."""
-    monkeypatch.setattr(limits, "HEADER_SECONDS", 0.3)
+    monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.3)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body"})
 
     async def drip() -> float:
-        config = uvicorn.Config(app, port=0, http=limits.GuardedProtocol, lifespan="off", log_level="error")
+        config = uvicorn.Config(app, port=0, http=protocol.GuardedProtocol, lifespan="off", log_level="error")
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve())
         while not server.started:

@@ -24,8 +24,8 @@ from headway.engine.ipc import Ready
 from headway.engine.machine import wall_clock
 from headway.serve.answer import Answer, Query
 from headway.serve.auth import Keys, check_host, header
-from headway.serve.dialect import Dialect, Endpoint
-from headway.serve.dialects import DIALECTS
+from headway.serve.dialect import Endpoint
+from headway.serve.dialects import DIALECTS, dialect_of
 from headway.serve.encode import json_bytes
 from headway.serve.errors import ApiError, from_headway, from_msgspec
 from headway.serve.generate import Generation
@@ -152,11 +152,10 @@ class Api:
         """Whether the process lives and its engine steps on: read, never asked of the engine."""
         idle = self._link.idle_seconds()
         stuck = idle > self._stall_seconds
-        good = self.phase in (Phase.READY, Phase.DRAINING) and not stuck and not self._link.dead
-        body = {
-            "status": "ok" if good else "stuck" if stuck else self.phase.value,
-            "seconds_since_step": round(idle, 3),
-        }
+        phase = Phase.DEAD if self._link.dead else self.phase
+        good = phase in (Phase.READY, Phase.DRAINING) and not stuck
+        status = "ok" if good else "stuck" if stuck else phase.value
+        body = {"status": status, "seconds_since_step": round(idle, 3)}
         return _json(body, 200 if good else 503)
 
     async def readiness(self, request: Request) -> Response:
@@ -233,7 +232,7 @@ class Gate:
             if status != CLIENT_GONE:  # the answer has begun
                 raise
             failed = _as_api_error(error, id)
-            await failed.response(_dialect(scope["path"]).error(failed))(scope, receive, reply)
+            await failed.response(dialect_of(scope["path"]).error(failed))(scope, receive, reply)
         finally:
             self._fold(HttpDone(self._label(scope["path"]), status))
 
@@ -249,11 +248,6 @@ class Gate:
         """A route's path as a label of few values."""
         start = path if path in self._labels else path[: path.rfind("/") + 1]
         return self._labels.get(start, "other")
-
-
-def _dialect(path: str) -> Dialect:
-    """Whose errors a path has."""
-    return max((one for one in DIALECTS if path.startswith(one.prefix)), key=lambda one: len(one.prefix))
 
 
 def _as_api_error(error: Exception, id: bytes) -> ApiError:

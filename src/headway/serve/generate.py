@@ -7,10 +7,8 @@ Answer -> EngineLink.open -> Inbox -> deltas -> bytes
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -23,10 +21,7 @@ from headway.serve.link import EngineLink, Inbox
 
 HEAD_SECONDS = 2.0  # a stream's headers wait so long for the first output, so that a refusal still has its own status
 KEEP_ALIVE_SECONDS = 15.0  # a silent stream says so, which keeps proxies from cutting it
-STALL_SECONDS = 60.0  # a client that takes nothing for so long is given up
-PULSE_SECONDS = 5.0  # how often silence and stalls are looked for
-
-log = logging.getLogger("headway.serve")
+PULSE_SECONDS = 5.0  # how often silence is looked for
 
 
 class Generation:
@@ -41,48 +36,38 @@ class Generation:
         self._answer = answer
         self._format = answer.query.format(answer)
         self._inbox = Inbox(answer.submits)
-        self._sending = False
         self._sent = 0.0  # loop time at which the last piece had been taken
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._sent = task.get_loop().time()
-        watcher = asyncio.create_task(self._watch(receive, task))
+        self._sent = asyncio.get_running_loop().time()
+        watcher = asyncio.create_task(self._watch(receive))
         try:
             await asyncio.sleep(0)  # the watcher looks first: whoever left during tokenising costs the engine nothing
             if self._inbox.client_gone:
                 raise ClientDisconnect
             self._link.open(self._inbox)
-            await (self._stream(send) if self._answer.query.stream else self._whole(send))
-        except asyncio.CancelledError:
-            if not self._inbox.client_gone:
-                raise
-            task.uncancel()  # the watcher gave the client up
-            raise ClientDisconnect from None
+            if not self._answer.query.stream:
+                await self._whole(send)
+                return
+            connection = scope.get("headway.connection")
+            if connection is not None:
+                connection.keep_alive_bytes = self._format.keep_alive
+            await self._stream(send)
         finally:
             self._link.close(self._inbox)
             watcher.cancel()
 
-    async def _watch(self, receive: Receive, task: asyncio.Task[Any]) -> None:
-        """Notice a client that leaves (nobody else reads: it would pass unseen) or takes nothing; keep silence alive.
-
-        One timer per request and pulse, instead of one per piece.
-        """
-        loop = task.get_loop()
+    async def _watch(self, receive: Receive) -> None:
+        """Notice a client that leaves (nobody else reads: it would pass unseen), and keep silence alive. One timer per
+        request and pulse, instead of one per piece."""
+        loop = asyncio.get_running_loop()
         while True:
             try:
                 async with asyncio.timeout(PULSE_SECONDS):
                     if (await receive())["type"] == "http.disconnect":
                         break
             except TimeoutError:
-                quiet = loop.time() - self._sent
-                if self._sending and quiet > STALL_SECONDS:
-                    log.warning("a client took nothing for %.0f s; its request is cancelled", quiet)
-                    self._inbox.client_gone = True
-                    task.cancel()
-                    return
-                if quiet > KEEP_ALIVE_SECONDS:
+                if loop.time() - self._sent > KEEP_ALIVE_SECONDS:
                     self._inbox.wake()
         self._inbox.client_gone = True
         self._inbox.wake()
@@ -132,7 +117,5 @@ class Generation:
         return b"".join([chunk(choice, delta) for choice, delta in await self._take()])
 
     async def _send(self, send: Send, data: bytes, last: bool = False) -> None:
-        self._sending = True
         await send({"type": "http.response.body", "body": data, "more_body": not last})
-        self._sending = False
         self._sent = asyncio.get_running_loop().time()

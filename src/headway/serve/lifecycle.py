@@ -27,9 +27,10 @@ from headway.serve.admission import Backlog
 from headway.serve.app import Api, Gate, Phase
 from headway.serve.auth import Keys, is_loopback, read_keys
 from headway.serve.errors import ApiError
-from headway.serve.limits import BodyBudget, GuardedProtocol, raise_file_limit
+from headway.serve.limits import BodyBudget, raise_file_limit
 from headway.serve.link import EngineLink
 from headway.serve.metrics import LoopLag, Metrics
+from headway.serve.protocol import SWEEP_SECONDS, GuardedProtocol
 from headway.serve.text import Text
 
 LAG_SECONDS = 0.1  # how often the event loop's lag is sampled
@@ -155,11 +156,12 @@ class _Life:
             loop.add_signal_handler(number, self._signalled, number)
         await self._link.start()
         serving = asyncio.create_task(self._server.serve(sockets=[self._sock]))
-        lag = asyncio.create_task(self._sample_lag())
+        watches = [asyncio.create_task(self._sample_lag()), asyncio.create_task(self._sweep())]
         try:
             return await self._serve()
         finally:
-            lag.cancel()
+            for watch in watches:
+                watch.cancel()
             self._server.should_exit = True
             await serving
             await self._link.stop()
@@ -248,3 +250,9 @@ class _Life:
             due = loop.time() + LAG_SECONDS
             await asyncio.sleep(LAG_SECONDS)
             self._fold(LoopLag(max(0.0, loop.time() - due)))
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            for connection in list(self._server.server_state.connections):
+                connection.sweep(time.monotonic())  # type: ignore[union-attr]

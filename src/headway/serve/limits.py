@@ -1,8 +1,8 @@
 """Caps on what a client may send, applied before anything of that size is built in memory.
 
-connection: count, header bytes while they arrive, time to send them       (`GuardedProtocol`)
-request:    header count and bytes, body bytes, time to send it           (`BodyBudget`)
-JSON:       nesting, number of elements, digits of a number               (`check_json`)
+connection: count, bytes of a head, time to send it, time to take an answer   (`protocol`, `http1`)
+request:    header count and bytes, body bytes, time to send it              (`BodyBudget`)
+JSON:       nesting, number of elements, digits of a number                  (`check_json`)
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ import re
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headway.serve.auth import Headers, header
 from headway.serve.errors import ApiError
@@ -24,9 +21,6 @@ from headway.serve.errors import ApiError
 MAX_CONNECTIONS = 4096
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 32 << 10
-MAX_DISCARDED = 64 << 20  # bytes of a body that go on coming after it was refused; a client reads the answer after them
-MAX_PIPELINED = 16  # requests a connection may send ahead
-HEADER_SECONDS = 20.0  # from the first byte of a request (or from connecting) to the end of its headers
 BODY_SECONDS = 120.0
 MAX_DEPTH = 32
 MAX_ELEMENTS = 2_000_000
@@ -37,104 +31,6 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)  # un
 _DIGITS_TO_0 = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * (MAX_DIGITS + 1)
 _NOT_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
-_BUSY = (
-    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    b"content-length: 105\r\n\r\n"
-    b'{"error":{"message":"too many connections","type":"overloaded_error","param":null,"code":"overloaded"}}  '
-)
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-)  # fmt: skip
-
-
-class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol with caps, and with every pending request told when its client leaves.
-
-    uvicorn alone bounds neither headers nor the time to send them, and stops reading while a second (pipelined)
-    request waits, so that it would not see the client of the first one go.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._header_bytes = 0
-        self._in_headers = True
-        self._in_body = False
-        self._discarded = 0
-        self._deadline: asyncio.TimerHandle | None = None
-        self._cycles: list[Any] = []
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.write(_BUSY)
-            transport.close()
-            return
-        self._arm()
-
-    def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        if self._in_headers:
-            if self._header_bytes > MAX_HEADER_BYTES:
-                self.transport.write(_TOO_LARGE)
-                self.transport.close()
-                return
-            self._header_bytes += len(data)
-            self._arm()
-        elif self._in_body and self.cycle.response_complete:  # refused early, and still sending
-            self._discarded += len(data)
-            self._arm()
-            if self._discarded > MAX_DISCARDED:
-                self.transport.close()
-                return
-        super().data_received(data)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._in_headers = True
-
-    def on_headers_complete(self) -> None:
-        self._in_headers = False
-        self._in_body = True
-        self._header_bytes = self._discarded = 0
-        self._disarm()
-        super().on_headers_complete()
-        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
-        self._cycles.append(self.cycle)
-        if len(self._cycles) > MAX_PIPELINED:
-            self.transport.close()
-        else:
-            self.flow.resume_reading()  # uvicorn pauses on a pipelined request, and would miss the client leaving
-
-    def on_body(self, body: bytes) -> None:
-        super().on_body(body)
-        waiting = self._cycles and self._cycles[0] is not self.cycle and not self._cycles[0].response_complete
-        if waiting and len(self.cycle.body) > HIGH_WATER_LIMIT:
-            self.transport.close()
-
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._in_headers = True
-        self._in_body = False
-        self._disarm()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
-        super().connection_lost(exc)
-        for cycle in self._cycles:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
-        self._cycles.clear()
-
-    def _arm(self) -> None:
-        if self._deadline is None:
-            self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.close)
-
-    def _disarm(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
 
 
 def raise_file_limit() -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from headway.serve.dialect import Dialect
 from headway.serve.dialects.ollama import OLLAMA
 from headway.serve.dialects.openai import OPENAI
 
 DIALECTS = (OPENAI, OLLAMA)
+
+
+def dialect_of(path: str) -> Dialect:
+    """Whose errors a path has."""
+    return max((one for one in DIALECTS if path.startswith(one.prefix)), key=lambda one: len(one.prefix))
