@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headway.cli import VERBS
-from headway.cli.jobs import open_jobs
+from headway.cli.batch import open_batch
 from headway.cli.terminal import PlainProgress
 from headway.core.request import SamplingParams
 
@@ -145,7 +145,7 @@ def test_a_line_counts_as_done_when_it_holds_a_whole_answer(tmp_path: Path, line
     text = "".join(json.dumps(one) + "\n" for one in (line, other))
     made.write_text(text)
     made.chmod(0o640)
-    todo = open_jobs(given, made, SamplingParams()).todo
+    todo = open_batch(given, made, SamplingParams()).todo
     assert [job.id for job in todo] == ([] if done else [1])
     assert made.read_text() == (text if done else json.dumps(other) + "\n")
     assert made.stat().st_mode & 0o777 == 0o640 and sorted(os.listdir(tmp_path)) == ["in.jsonl", "out.jsonl"]

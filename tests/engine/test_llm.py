@@ -177,6 +177,28 @@ def test_a_closed_llm_says_so() -> None:
     stream.close()
 
 
+def test_a_plain_prompt_is_not_continued_without_end(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.engine.llm.DEFAULT_MAX_TOKENS", 3)
+    assert [len(one.choices[0].tokens) for one in llm.generate([FACT, FACT])] == [3, 3]
+    longer = SamplingParams(temperature=0, min_tokens=5)
+    assert len(llm.generate(FACT, longer)[0].choices[0].tokens) == 5
+    with llm.stream(FACT) as stream:
+        assert sum(len(delta.tokens) for delta in stream) == 3
+    given = [(1, FACT, GREEDY), (2, FACT, SamplingParams(temperature=0))]
+    results = dict(llm.as_completed(given))
+    assert len(results[2].choices[0].tokens) == 3  # type: ignore[union-attr]
+    nearly_full = llm.engine.encode("a " * (llm.engine.max_model_len - 2))[: llm.engine.max_model_len - 2]
+    assert len(llm.generate(nearly_full)[0].choices[0].tokens) <= 2
+    assert len(llm.chat("Count from one to five.", SamplingParams(temperature=0)).choices[0].tokens) > 3
+
+
+def test_a_batch_shows_how_far_it_is(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+    llm.generate(FACT, GREEDY)
+    assert capfd.readouterr().err == "", "no terminal"
+    llm.generate([FACT, FACT], GREEDY, show_progress=True)
+    assert "2/2" in capfd.readouterr().err
+
+
 def test_an_event_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(EventFileError, match=r"no/log: the event log cannot be written: No such file"):
         LLM(**SMALL, event_log=str(tmp_path / "no" / "log"))

@@ -21,21 +21,27 @@ def generate(
     input: Annotated[
         Path | None,
         typer.Option(
-            help='JSON lines: {"prompt": text | ids} or {"messages": [...]}, optional "id" and sampling fields.'
+            help='JSON lines, - for stdin: {"prompt": text | ids} or {"messages": [...]}, optional "id" and sampling '
+            "fields; or lines of OpenAI's batches."
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="JSON lines, appended as prompts finish; answers it already holds are kept, errors retried."),
+        typer.Option(
+            help="JSON lines, appended as prompts finish, - for stdout; answers it holds are kept, errors retried."
+        ),
     ] = None,
-    max_tokens: options.MaxTokens = 128,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(help="Most tokens to generate; default: 128 after a prompt, a whole turn after messages."),
+    ] = None,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = None,
     json: Annotated[bool, typer.Option("--json", help="With --prompt: print one JSON object.")] = False,
 ) -> None:
     """Complete prompts in batches; an interrupted run continues where it stopped."""
-    from headway.cli import jobs
-    from headway.cli.terminal import load_model, step
+    from headway.cli import batch
+    from headway.cli.terminal import load_model, note
     from headway.core.errors import BadInput
     from headway.core.request import SamplingParams
 
@@ -44,19 +50,24 @@ def generate(
     if (input is None) != (output is None):
         raise BadInput("--output", "--input and --output go together")
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    work = jobs.open_jobs(input, output, params) if input and output else None  # bad lines show before the model loads
+    if input is not None and output is not None:
+        output = Path("/dev/stdout") if output == batch.STANDARD else output
+        work = batch.open_batch(input, output, params)  # bad lines show before the model loads
+        if not work.todo:
+            note(f"nothing is left to do: {output} holds all {work.total} answers")
+            return
+        with load_model(engine) as llm:
+            failed = batch.run(llm, work)
+        if failed:
+            note(f"{failed} of {work.total} prompts failed, see their lines; run this again to retry them")
+            raise typer.Exit(1)
+        return
+    assert prompt is not None
     with load_model(engine, quiet=json) as llm:
-        if work:
-            failed = jobs.run(llm, work)
-            if failed:
-                step(f"{failed} of {work.total} prompts failed, see their lines; run this again to retry them")
-                raise typer.Exit(1)
-        elif json:
-            assert prompt is not None
-            print(jobs.encode(None, llm.generate(prompt, params)[0]).decode())
-        else:
-            assert prompt is not None
-            with llm.stream(prompt, params) as stream:
-                for delta in stream:
-                    print(delta.text, end="", flush=True)
-            print()
+        if json:
+            print(batch.encode(None, llm.generate(prompt, params, show_progress=False)[0]).decode())
+            return
+        with llm.stream(prompt, params) as stream:
+            for delta in stream:
+                print(delta.text, end="", flush=True)
+        print()

@@ -7,9 +7,12 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
+from rich.console import Console
 
 from headway.core.errors import BadInput, EngineDead, HeadwayError, Reject, Rejected, refusal
 from headway.core.request import SamplingParams
@@ -18,11 +21,13 @@ from headway.engine.interrupt import uninterrupted
 from headway.engine.loop import EngineLoop
 from headway.engine.messages import Cancel, Delta, Refusal, Submit
 from headway.engine.options import EngineOptions, takes_options
+from headway.engine.progress import batch_bar
 from headway.engine.results import Choice, Completion
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
 Key = TypeVar("Key")
+DEFAULT_MAX_TOKENS = 128  # of a completion whose parameters do not say
 
 
 class LLM:
@@ -51,6 +56,7 @@ class LLM:
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._live: WeakValueDictionary[str, Completion] = WeakValueDictionary()  # unfinished ones, while held
+        self.generated = 0  # tokens, of all requests
         self._ended = ""  # why there is no engine any more
 
     def __enter__(self) -> LLM:
@@ -66,9 +72,17 @@ class LLM:
             self.engine.close()
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        show_progress: bool | None = None,
     ) -> list[Completion]:
         """Complete prompts (texts, or token ids), all in one batch -> one Completion per prompt, in order.
+
+        Args:
+            params: of all of them, or one for each. Where they name no `max_tokens`, it is DEFAULT_MAX_TOKENS.
+            show_progress: a bar on stderr; None = where that is a terminal.
 
         Raises:
             HeadwayError: a prompt was refused; raised after the others are done.
@@ -77,7 +91,14 @@ class LLM:
         each = [params or SamplingParams()] * len(listed) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(listed):
             raise BadInput("params", f"{len(each)} given for {len(listed)} prompts; give one, or one per prompt")
-        results = dict(self.as_completed(zip(range(len(listed)), listed, each, strict=True), len(listed)))
+        results: dict[int, Completion | HeadwayError] = {}
+        console = Console(stderr=True)
+        shown = console.is_terminal if show_progress is None else show_progress
+        bar = batch_bar(console, len(listed), 0, lambda: self.generated) if shown else nullcontext(lambda now: None)
+        with bar as report:
+            for index, result in self.as_completed(zip(range(len(listed)), listed, each, strict=True), len(listed)):
+                results[index] = result
+                report(len(results))
         return [_completed(results[index]) for index in range(len(listed))]
 
     def chat(self, messages: str | Sequence[Message], params: SamplingParams | None = None) -> Completion:
@@ -88,11 +109,12 @@ class LLM:
         return stream.completion
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
-        """Complete one prompt, delta by delta."""
-        return Stream(self, self.engine.encode(prompt), params or SamplingParams())
+        """Complete one prompt, delta by delta; without `max_tokens`, at most DEFAULT_MAX_TOKENS."""
+        tokens = self.engine.encode(prompt)
+        return Stream(self, tokens, self._bounded(tokens, params or SamplingParams()))
 
     def stream_chat(self, messages: str | Sequence[Message], params: SamplingParams | None = None) -> Stream:
-        """Answer a conversation, delta by delta."""
+        """Answer a conversation, delta by delta; without `max_tokens`, until the model ends its turn."""
         return Stream(self, self.engine.encode_chat(_messages(messages)), params or SamplingParams())
 
     def as_completed(
@@ -107,7 +129,7 @@ class LLM:
         live: dict[str, tuple[Key, Completion]] = {}
         for key, prompt, params in requests:
             try:
-                tokens = self._tokens(prompt)
+                tokens, params = self._tokens(prompt, params)
             except HeadwayError as error:
                 yield key, error
                 continue
@@ -136,10 +158,18 @@ class LLM:
                 del live[id]
                 yield key, completion
 
-    def _tokens(self, prompt: Prompt | Sequence[Message]) -> list[int]:
+    def _tokens(self, prompt: Prompt | Sequence[Message], params: SamplingParams) -> tuple[list[int], SamplingParams]:
         if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict):
-            return self.engine.encode_chat(prompt)
-        return self.engine.encode(prompt)  # type: ignore[arg-type]
+            return self.engine.encode_chat(prompt), params
+        tokens = self.engine.encode(prompt)  # type: ignore[arg-type]
+        return tokens, self._bounded(tokens, params)
+
+    def _bounded(self, tokens: list[int], params: SamplingParams) -> SamplingParams:
+        """For a plain prompt, which has no turn that could end: with a bound on what is generated."""
+        if not isinstance(params, SamplingParams) or params.max_tokens is not None:
+            return params
+        room = max(1, self.engine.max_model_len - len(tokens))
+        return replace(params, max_tokens=max(min(DEFAULT_MAX_TOKENS, room), params.min_tokens))
 
     @contextmanager
     def _engine(self) -> Iterator[EngineLoop]:
@@ -187,6 +217,7 @@ class LLM:
         """
         with self._engine() as loop:
             for delta in loop.turn():
+                self.generated += len(delta.tokens)
                 completion = self._live.get(delta.id)
                 if completion is None:  # nobody holds it
                     loop.cancel(Cancel(delta.id))
