@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from headway.bench.html import run_page
+from headway.bench.document import document, server_rows
 from headway.bench.lengths import parse_sizes
 from headway.bench.live import frame, sparkline
 from headway.bench.load import Run
 from headway.bench.metrics import Targets, summarize
 from headway.bench.predict import Machine, predict
-from headway.bench.report import COLUMNS, load_records, save_records, server_rows, table, to_csv, to_json
+from headway.bench.report import COLUMNS, load_records, save_records, to_csv, to_json
 from headway.bench.selftest import client_report
 from headway.bench.server import ServerSide, server_report
 from headway.core.errors import BadInput
+from headway.report.document import show, write_page
 from headway.roofline.hardware import find_hardware
 from headway.shape.catalogue import find_model
 from tests.bench.streams import failed, record, run_of
@@ -66,40 +67,50 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
         load_records(tmp_path / "none.json")
 
 
-def test_the_terminal_table_says_what_failed(summary: dict[str, object]) -> None:
-    console = Console(width=140, record=True, file=io.StringIO())
-    console.print(table(summary))
-    text = console.export_text()
+def page_of(summary: dict[str, object], run: Run, folder: Path) -> str:
+    write_page(document(summary, run), folder / "page.html", "headway bench")
+    return (folder / "page.html").read_text()
+
+
+def shown(summary: dict[str, object], run: Run, capsys: pytest.CaptureFixture[str]) -> str:
+    show(document(summary, run))
+    return capsys.readouterr().out
+
+
+def test_the_terminal_table_says_what_failed(
+    run: Run, summary: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(summary, run, capsys)
     assert "time to first token" in text and "http_error: 1 (it failed)" in text and "careful" in text
     assert "seed: 7" in text
 
 
-def test_the_page_opens_offline_and_escapes(run: Run, summary: dict[str, object]) -> None:
+def test_the_page_opens_offline_and_escapes(run: Run, summary: dict[str, object], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    text = run_page(summary, run)
+    text = page_of(summary, run, tmp_path)
     assert self_contained(text).tags.count("svg") == 4
     assert "<m>" not in text and "careful &amp; &lt;b&gt;" in text
 
 
-def test_the_page_shows_the_prediction(run: Run, summary: dict[str, object]) -> None:
+def test_the_page_shows_the_prediction(run: Run, summary: dict[str, object], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     machine = Machine.of(find_model("llama-3.1-8b"), find_hardware("h100-sxm"), 1, None, None)
-    text = run_page(summary | {"prediction": predict(run, summary, machine)}, run)
+    text = page_of(summary | {"prediction": predict(run, summary, machine)}, run, tmp_path)
     assert "Prediction" in text and "weights" in text and "h100-sxm" in text
 
 
-def test_page_and_table_show_where_the_time_went_inside_our_server(run: Run, summary: dict[str, object]) -> None:
+def test_page_and_table_show_where_the_time_went_inside_our_server(
+    run: Run, summary: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib")
     run.records[0].server_id = "r0"
     sides = {"r0": ServerSide(queue_ms=10, prefill_ms=180, decode_ms=3000, alone_ms=2900, beside_prompts_ms=60,
                               stalled_ms=40, requeued_ms=30, cached=5, recomputed=7, preemptions=1)}  # fmt: skip
     found = summary | {"server": {"events": server_report(run.records, sides)}}
-    console = Console(width=140, record=True, file=io.StringIO())
-    console.print(table(found))
-    text, shown = run_page(found, run), console.export_text()
+    text, printed = page_of(found, run, tmp_path), shown(found, run, capsys)
     assert self_contained(text).tags.count("svg") == 5
     for word in ("queue", "prefill", "beside prompts", "stalled", "outside, in all", "computed again"):
-        assert word in text and word in shown
+        assert word in text and word in printed
     mean = {"metrics": {"mean_request_queue_seconds": 0.25, "preemptions_total": 3.0}}
     assert server_rows(mean) == [["queue, ms", "250.00", "", "", ""], ["preemptions", "3", "", "", ""]]
 
@@ -112,7 +123,7 @@ def test_the_page_of_a_run_without_answers(tmp_path: Path) -> None:
         | summarize(run)
         | {"client": client_report(None, run)}
     )
-    assert "http_error" in run_page(found, run)
+    assert "http_error" in page_of(found, run, tmp_path)
 
 
 def test_the_live_frame(run: Run) -> None:

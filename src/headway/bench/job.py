@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headway.bench import report
 from headway.bench.client import Endpoint, Limits
+from headway.bench.document import document
 from headway.bench.load import Load, Progress
 from headway.bench.measure import Measured, Workload, measure, search_goodput
 from headway.bench.metrics import Targets
@@ -16,6 +17,7 @@ from headway.bench.recount import Recount
 from headway.bench.views import VIEWS
 from headway.core.errors import BadInput
 from headway.report import files
+from headway.report.document import write_page
 from headway.report.figures import need_plots
 
 
@@ -34,15 +36,14 @@ class Outputs:
         if self.html is not None:
             need_plots("--html")
 
-    def write(self, measured: Measured) -> None:
+    def write(self, measured: Measured, command: str) -> None:
+        """`command`: what was typed, for the page."""
         if self.csv is not None:
             files.write(self.csv, "--csv", report.to_csv(measured.run.records, measured.sides))
         if self.records is not None:
             report.save_records(self.records, measured.run, measured.endpoint.api)
         if self.html is not None:
-            from headway.bench.html import run_page
-
-            files.write(self.html, "--html", run_page(measured.summary, measured.run))
+            write_page(document(measured.summary, measured.run), self.html, command)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from headway.bench.client import Client, Endpoint, Limits
 from headway.bench.measure import first_contact
@@ -20,6 +17,7 @@ from headway.bench.metrics import messages
 from headway.bench.records import RequestRecord
 from headway.bench.workload import Prompts
 from headway.core.errors import BadInput
+from headway.report.document import Document, Grid, Part, Text
 from headway.report.figures import new_figures, save_figure
 
 MAX_SIZE = 10_000_000
@@ -112,22 +110,21 @@ def _twice(pair: Sequence[RequestRecord]) -> dict[str, Any]:
     }
 
 
-def table(found: dict[str, Any]) -> RenderableType:
+def document(found: dict[str, Any]) -> Document:
     """The exercise for a terminal."""
-    grid = Table(title=f"{found['model']} at {found['url']}", title_justify="left")
-    for name in ("wanted", "prompt tokens", "TTFT ms", "TPOT ms", "completed"):
-        grid.add_column(name, justify="right")
-    for row in found["lengths"]:
-        values = [_shown(row[name]) for name in ("prompt_tokens", "ttft_ms", "tpot_ms")]
-        grid.add_row(str(row["wanted"]), *values, str(row["completed"]))
-    lines: list[RenderableType] = [grid]
+    rows = [
+        [str(row["wanted"]), *(_shown(row[name]) for name in ("prompt_tokens", "ttft_ms", "tpot_ms")),
+         str(row["completed"])]
+        for row in found["lengths"]
+    ]  # fmt: skip
+    lines: list[Part] = [Grid(["wanted", "prompt tokens", "TTFT ms", "TPOT ms", "completed"], rows)]
     if twice := found["twice"]:
         first, second = (_shown(value) for value in twice["ttft_ms"])
         cached = " then ".join("not told" if value is None else str(value) for value in twice["cached_tokens"])
         lines.append(Text(f"the longest prompt twice: TTFT {first} then {second} ms, cached tokens {cached}"))
     lines.append(Text(f"seed: {found['seed']}"))
-    lines += [Text(f"warning: {warning}", style="yellow") for warning in found["warnings"]]
-    return Group(*lines)
+    lines += [Text(f"warning: {warning}", "warn") for warning in found["warnings"]]
+    return Document(f"{found['model']} at {found['url']}", lines)
 
 
 def plot(found: dict[str, Any], path: Path) -> None:

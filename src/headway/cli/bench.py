@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from headway.cli import options
+from headway.cli.command import command_line
 
 app = typer.Typer(add_completion=False, invoke_without_command=True)
 
@@ -88,10 +89,13 @@ def bench(
         return
     from dataclasses import replace
 
+    from headway.bench import report
+    from headway.bench.document import document
     from headway.bench.job import Job, Outputs, run_job
     from headway.bench.live import LiveView
     from headway.bench.measure import Workload
     from headway.bench.selftest import run_async
+    from headway.report.document import show
 
     seed = _drawn(seed)
     endpoint = replace(_endpoint(url, api, model, api_key_file, extra), count_chunks=count_chunks)
@@ -109,8 +113,11 @@ def bench(
     outputs.check()
     with LiveView(requests + warmup, verbose) as view:
         measured = run_async(run_job(job, view.announce, view))
-    outputs.write(measured)
-    _print(measured.summary, json_out)
+    outputs.write(measured, command_line(context))
+    if json_out:
+        typer.echo(report.to_json(measured.summary))
+    else:
+        show(document(measured.summary, measured.run))
     if not measured.summary["requests"]["completed"]:
         raise typer.Exit(1)
 
@@ -138,6 +145,7 @@ def lengths(
     from headway.bench import report
     from headway.bench.live import LiveView
     from headway.bench.selftest import run_async
+    from headway.report.document import show
     from headway.report.figures import check_plot
 
     endpoint = _endpoint(url, api, model, api_key_file, extra)
@@ -151,7 +159,7 @@ def lengths(
     if json_out:
         typer.echo(report.to_json(found))
     else:
-        _console().print(exercise.table(found))
+        show(exercise.document(found))
     if not any(row["completed"] for row in found["lengths"]):
         raise typer.Exit(1)
 
@@ -255,18 +263,3 @@ def _machine(shape: str, hardware: str | None, gpus: int, precision: str | None,
     machine = Machine.of(load_shape(shape), device, gpus, precision, kv_precision, profile)
     machine.model()  # refuses what cannot be, before the run
     return machine
-
-
-def _print(summary: dict[str, Any], json_out: bool) -> None:
-    from headway.bench import report
-
-    if json_out:
-        typer.echo(report.to_json(summary))
-    else:
-        _console().print(report.table(summary))
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console()

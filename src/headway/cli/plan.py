@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from headway.cli.command import command_line
 
 if TYPE_CHECKING:
     from headway.plan.setup import Setup
@@ -126,19 +127,6 @@ def show(answer: Any, as_json: bool, csv: str, paths: dict[str, Path | None], ty
         print(msgspec.json.format(msgspec.json.encode(answer)).decode())
     else:
         report.show(document(answer))
-
-
-def command_line(typed: typer.Context) -> str:
-    """The command as it was typed: its name, and the options that are not at their defaults."""
-    words = ["headway", "plan", str(typed.info_name)]
-    for parameter in typed.command.params:
-        value = typed.params.get(str(parameter.name))
-        if value == parameter.default or value is None:
-            continue
-        flag = parameter.opts[0] if parameter.param_type_name == "option" else ""
-        text = f"{value:g}" if isinstance(value, float) else str(value)
-        words += [part for part in (flag, "" if value is True else text) if part]
-    return shlex.join(words)
 
 
 def numbers(text: str, field: str) -> list[int]:

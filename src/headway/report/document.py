@@ -69,7 +69,15 @@ class Drawing:
     on_page: bool = True
 
 
-Part = Text | Listing | Grid | Bars | Commands | Drawing
+@dataclass(frozen=True)
+class Folded:
+    """A long text that pages fold away, and a terminal leaves out."""
+
+    summary: str
+    text: str
+
+
+Part = Text | Listing | Grid | Bars | Commands | Drawing | Folded
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,7 @@ def _renderables(part: Part, piped: bool) -> list[Any]:
             return [Line(part.text, STYLES[part.style])]
         case Listing():
             lines = [Line(line if not piped else f"  {line}", STYLES[part.style]) for line in part.lines]
-            indented = lines if piped else [Padding(line, (0, 0, 0, 2)) for line in lines]
+            indented = lines if piped else [Padding(line, (0, 0, 0, 2), expand=False) for line in lines]
             return [Line(f"{part.heading}:", STYLES[part.style]), *indented]
         case Grid():
             return ["", *([Line(part.title, "bold")] if part.title else []), _table(part), ""]
@@ -118,7 +126,7 @@ def _renderables(part: Part, piped: bool) -> list[Any]:
             return [table]
         case Commands():
             return ["", *map(Line, part.lines)]
-        case Drawing():
+        case Drawing() | Folded():
             return []
 
 
@@ -159,6 +167,8 @@ def _element(part: Part) -> str:
             return html.bars(part.rows)
         case Commands():
             return html.preformatted("\n".join(part.lines))
+        case Folded():
+            return html.details(part.summary, part.text)
         case Drawing():
             if not part.on_page:
                 return ""
