@@ -9,9 +9,11 @@ import numpy as np
 from headway.core.request import SamplingParams
 from headway.core.step import RowInit
 from headway.sampling.logits import summarise
-from headway.sampling.pipeline import draw_rows
+from headway.sampling.operations import LogitOps, NumpyLogits
 from headway.sampling.rows import RowState
-from headway.sampling.sampler import Draw, Sampled, Sampler
+from headway.sampling.sampler import Sampled, Sampler
+
+REFERENCE = NumpyLogits()
 
 
 def row(
@@ -21,10 +23,12 @@ def row(
     return RowState(RowInit("r", tokens, prompt_len, params, choice, stop))
 
 
-def sample(logits: np.ndarray, rows: Sequence[RowState], positions: Sequence[int], draw: Draw = draw_rows) -> Sampled:
+def sample(
+    logits: np.ndarray, rows: Sequence[RowState], positions: Sequence[int], ops: LogitOps = REFERENCE
+) -> Sampled:
     """One token per row of `logits` [rows, vocab]; slots are taken from the last to the first. Fails if the
     logits are not as before afterwards."""
-    sampler = Sampler(len(rows), draw)
+    sampler = Sampler(len(rows), ops)
     slots = np.arange(len(rows), dtype=np.int32)[::-1].copy()
     for slot, state in zip(slots.tolist(), rows, strict=True):
         sampler.add(slot, state)

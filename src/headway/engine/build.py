@@ -20,15 +20,13 @@ from headway.core.step import Capabilities
 from headway.engine.event_file import EventWriter
 from headway.engine.loop import EngineLoop
 from headway.engine.machine import free_memory, usable_cores, wall_clock
-from headway.engine.options import EngineOptions, declared
+from headway.engine.options import EngineOptions
 from headway.engine.profile import saved_profile, step_time
 from headway.executor.model import ModelExecutor
 from headway.model.load import Model, ModelInfo, load
 from headway.model.source import DEFAULT_MODEL, Progress, cache_folder
-from headway.ops import native
-from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend
-from headway.ops.reference import ReferenceBackend
+from headway.ops.registry import Setup, backends, find_backend
 from headway.roofline.memory import PROCESS, MemoryPlan, cut_pools
 from headway.roofline.profile import Profile
 from headway.roofline.timing import Timing
@@ -118,23 +116,19 @@ class Engine:
 def make_backend(
     name: str, threads: int, weights: str = "stored", group: int | None = None, pack_cache: bool = False
 ) -> Backend:
-    """The backend called `name`; "auto" is native where its kernels were built, else reference, with a warning.
+    """The backend called `name`; "auto" is the best that can be used here, with a warning if it is slow.
 
     Raises:
         BadInput: there is none of that name, or it cannot be used here.
     """
-    declared()["backend"].check(name)
-    missing = native.why_not()
-    if missing is None and name != "reference":
-        folder = cache_folder() / "packed" if pack_cache and weights != "stored" else None
-        return NativeBackend(threads, weights, group, pack_cache=folder)
-    if name == "native":
-        raise BadInput("--backend", f"native cannot be used. {missing}")
-    if weights != "stored":
-        raise BadInput("--weights", f"{weights!r} needs the native backend; the reference one computes in float32")
-    if name == "auto":
-        logger.warning("Serving with numpy, many times slower. %s", missing)
-    return ReferenceBackend()
+    kind = find_backend(name)
+    if weights != "stored" and not kind.quantises:
+        raise BadInput("--weights", f"{weights!r} needs the native backend; the {name} one computes in float32")
+    best, *_ = backends().values()
+    if name == "auto" and kind is not best:
+        logger.warning("Serving with the %s backend, many times slower. %s", kind.name, best.why_not())
+    folder = cache_folder() / "packed" if pack_cache and weights != "stored" else None
+    return kind.make(Setup(threads, weights, group, folder))
 
 
 def _limit_blas(asked: int | None, threads: int) -> None:
@@ -160,7 +154,7 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
     """
     threads = options.threads or usable_cores()
     backend = make_backend(options.backend, threads, options.weights, options.group, options.pack_cache)
-    if isinstance(backend, ReferenceBackend):
+    if backends()[backend.name].blas:
         _limit_blas(options.threads, threads)
     if options.deterministic and not backend.deterministic:
         raise BadInput("--deterministic", f"the {backend.name} backend's results depend on batch shape; use native")

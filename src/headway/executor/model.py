@@ -10,8 +10,7 @@ import numpy as np
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult, Work
 from headway.executor.batch import Layout, Rows
 from headway.ops.protocol import Backend, CacheLayout, Forward
-from headway.sampling.logits import Logits
-from headway.sampling.logprobs import token_logprobs
+from headway.sampling.operations import AnyLogits
 from headway.sampling.rows import RowFailure, RowState
 from headway.sampling.sampler import Sampler
 from headway.shape.model import KVGroup
@@ -40,7 +39,7 @@ class ModelExecutor:
     def reset(self) -> None:
         """Forget all rows. The cache's content stays."""
         self._rows = Rows(self._limits)
-        self._sampler = Sampler(self._limits.max_rows, self._backend.draw)
+        self._sampler = Sampler(self._limits.max_rows, self._backend)
         self._done: dict[int, StepResult] = {}
 
     def close(self) -> None:
@@ -80,7 +79,7 @@ class ModelExecutor:
             if pairs:
                 self._backend.copy_blocks(group, pairs)
 
-    def _emit(self, plan: StepPlan, logits: Logits, layout: Layout) -> StepResult:
+    def _emit(self, plan: StepPlan, logits: AnyLogits, layout: Layout) -> StepResult:
         """Sample where the plan says so. The token drawn is at the position behind what is cached."""
         result = StepResult(step=plan.step)
         works, slots, last, positions = plan.work, layout.slots, layout.last, layout.batch.kv_len
@@ -100,7 +99,7 @@ class ModelExecutor:
             result.failed[works[entry].id] = sentence
         return result
 
-    def _report_prompts(self, works: Sequence[Work], logits: Logits, last: np.ndarray, result: StepResult) -> None:
+    def _report_prompts(self, works: Sequence[Work], logits: AnyLogits, last: np.ndarray, result: StepResult) -> None:
         """Logprobs of the prompt tokens that follow the computed positions; the prompt's last one foretells none."""
         for number, work in enumerate(works):
             if not work.prompt_logprobs:
@@ -112,7 +111,6 @@ class ModelExecutor:
             if top is None or not following:
                 continue
             try:
-                reports = token_logprobs(logits.part(first, first + len(following)), following, top)
-                result.prompt_logprobs[work.id] = tuple(reports)
+                result.prompt_logprobs[work.id] = tuple(self._backend.logprobs(logits, first, following, top))
             except RowFailure as failure:
                 result.failed[work.id] = str(failure)

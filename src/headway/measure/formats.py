@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import msgspec
 
-from headway.core.errors import BadInput
 from headway.engine.machine import free_memory
 from headway.engine.profile import held_formats
 from headway.measure.probe import float32_rate, measure, read_bandwidth
 from headway.measure.synthetic import measure_format
-from headway.ops import native
-from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend
-from headway.ops.reference import ReferenceBackend
-from headway.ops.weight import GROUPS, READABLE
+from headway.ops.registry import find_backend
 from headway.roofline.profile import Profile, Rates, covers
 from headway.shape.model import ModelShape
 
@@ -29,20 +26,20 @@ PEAK_TRIES = 6
 def measure_machine(threads: int) -> Profile:
     """Measure this machine in a few seconds: memory, arithmetic through numpy, and through our kernels if built."""
     rates = {}
-    if native.available():
-        backend = NativeBackend(threads)
+    kind = find_backend()
+    if kind.probe is not None:
+        backend = kind.probe(threads)
         # The best of short tries: a roof is what the machine can do, not what it did while something else ran.
-        rates = {
-            kind: max(backend.probe_compute(kind, 0.05) for _ in range(PEAK_TRIES)) for kind in ("fp32", "bf16", "int8")
-        }
+        rates = {format: max(backend.probe_compute(format, 0.05) for _ in range(PEAK_TRIES)) for format in kind.probed}
     return measure(threads, float(free_memory()), rates)
 
 
 def machine_probe(threads: int, math: str) -> Callable[[], Rates]:
     """What measures, in a tenth of a second, what memory and cores give now: the figures that fits are shares of."""
-    if not native.available():
+    kind = find_backend()
+    if kind.probe is None:
         return lambda: Rates(read_bandwidth(threads, PROBE_BYTES), float32_rate(PROBE_MATRIX))
-    backend = NativeBackend(threads)
+    backend = kind.probe(threads)
     return lambda: Rates(backend.probe_bandwidth(PROBE_BYTES, 3), backend.probe_compute(math, PROBE_SECONDS))
 
 
@@ -88,12 +85,6 @@ def for_regime(
 
 def _maker(backend: str, format: str, threads: int) -> tuple[Callable[[], Backend], str]:
     """(makes a fresh backend, storage format of the matrices to give it)."""
-    if backend == "reference":
-        return ReferenceBackend, "f32"
-    target, _, group = format.partition("/")
-    if target in ("int8", "int4") and group in map(str, GROUPS):
-        return lambda: NativeBackend(threads, target, int(group)), "bf16"
-    if format not in READABLE:
-        accepted = ", ".join([*READABLE, f"int8/G and int4/G with G one of {GROUPS}"])
-        raise BadInput("--formats", f"{format!r} is not a weight format; accepted: {accepted}")
-    return lambda: NativeBackend(threads), format
+    kind = find_backend(backend)
+    setup, stored = kind.holding(format)
+    return lambda: kind.make(replace(setup, threads=threads)), stored

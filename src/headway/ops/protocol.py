@@ -19,8 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headway.ops.weight import Weight
-from headway.sampling.logits import Logits
-from headway.sampling.table import Draws
+from headway.sampling.operations import AnyLogits, LogitOps
 from headway.shape.model import KVGroup
 
 Tensor = Any  # a handle: numpy array, recorded value number, device tensor
@@ -152,13 +151,15 @@ Forward = Callable[[Ops], Tensor]
 class Program(Protocol):
     """A family's forward pass, ready to be run step after step."""
 
-    def run(self, batch: StepBatch) -> Logits:
-        """Compute a step, writing the cache -> logits [logit_rows, vocab] and their summary, valid until the next."""
+    def run(self, batch: StepBatch) -> AnyLogits:
+        """Compute a step, writing the cache -> logits [logit_rows, vocab] for the backend's own operations on them,
+        valid until the next step."""
         ...
 
 
-class Backend(Protocol):
-    """A device with its weights and cache. One per executor; not thread-safe."""
+class Backend(LogitOps, Protocol):
+    """A device with its weights and cache, and the operations on the logits it makes. One per executor; not
+    thread-safe."""
 
     name: str
     deterministic: bool  # a row's result never depends on its neighbours or on how its prompt was cut
@@ -192,10 +193,18 @@ class Backend(Protocol):
         """Copy cache blocks (src, dst) in every layer of a group."""
         ...
 
-    def draw(self, logits: Logits, draws: Draws) -> np.ndarray:
-        """A token per draw -> int32 [draws]; exactly what `sampling.pipeline.draw_rows` says."""
-        ...
-
     def compile(self, forward: Forward) -> Program:
         """Make `forward` runnable. It is called with an `Ops` of this backend."""
+        ...
+
+
+class Probed(Protocol):
+    """A backend that can measure the machine it runs on, with its own kernels."""
+
+    def probe_bandwidth(self, bytes: int = ..., rounds: int = ...) -> float:
+        """Bytes per second that its threads read from memory."""
+        ...
+
+    def probe_compute(self, kind: str, seconds: float = ...) -> float:
+        """Operations per second in a number format (a multiply-add is two)."""
         ...

@@ -15,9 +15,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from headway.core.step import TokenLogprobs
 from headway.ops.protocol import Backend, CacheLayout, Forward, Ops, Prepared, Program, Rope, Tensor
 from headway.ops.weight import Weight
-from headway.sampling.logits import Logits
+from headway.sampling.operations import AnyLogits, Undo
+from headway.sampling.rows import RowState
 from headway.sampling.table import Draws
 
 
@@ -95,8 +97,16 @@ class RecordingBackend:
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
         self._inner.copy_blocks(group, pairs)
 
-    def draw(self, logits: Logits, draws: Draws) -> np.ndarray:
+    def adjust(
+        self, logits: AnyLogits, numbers: Sequence[int], rows: Sequence[RowState], positions: Sequence[int]
+    ) -> Undo:
+        return self._inner.adjust(logits, numbers, rows, positions)
+
+    def draw(self, logits: AnyLogits, draws: Draws) -> np.ndarray:
         return self._inner.draw(logits, draws)
+
+    def logprobs(self, logits: AnyLogits, first: int, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
+        return self._inner.logprobs(logits, first, tokens, top)
 
     def compile(self, forward: Forward) -> Program:
         """Record `forward`, then compile the recording. The cache must be allocated before."""

@@ -14,10 +14,10 @@ import numpy as np
 
 from headway.core.errors import ModelFileError
 from headway.ops.protocol import CacheLayout, Forward, GroupBatch, Program, Rope, StepBatch
+from headway.ops.registry import BackendKind, Setup, register
 from headway.ops.weight import NOT_FINITE, Weight
 from headway.sampling.logits import Logits, summarise
-from headway.sampling.pipeline import draw_rows
-from headway.sampling.table import Draws
+from headway.sampling.operations import NumpyLogits
 
 _TILE = 128  # queries of one row attended to at once: bounds the score matrix
 _BATCHED = 8  # rows with the same number of queries, up to this, are attended to together
@@ -33,7 +33,7 @@ class LayerCache:
         self.values = values
 
 
-class ReferenceBackend:
+class ReferenceBackend(NumpyLogits):
     """numpy on the CPU.
 
     Args:
@@ -83,9 +83,6 @@ class ReferenceBackend:
                 for source, target in pairs:
                     cache.keys[target] = cache.keys[source]
                     cache.values[target] = cache.values[source]
-
-    def draw(self, logits: Logits, draws: Draws) -> np.ndarray:
-        return draw_rows(logits, draws)
 
     def compile(self, forward: Forward) -> Program:
         return ReferenceProgram(self, forward)
@@ -281,3 +278,15 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
 
 
 ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
+
+
+register(
+    BackendKind(
+        "reference",
+        make=lambda setup: ReferenceBackend(),
+        why_not=lambda: None,
+        holding=lambda format: (Setup(), "f32"),
+        rank=1,
+        blas=True,
+    )
+)

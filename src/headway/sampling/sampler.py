@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from headway.core.step import TokenLogprobs
-from headway.sampling.adjust import adjust_rows
-from headway.sampling.logits import Logits
-from headway.sampling.logprobs import token_logprobs
-from headway.sampling.pipeline import draw_rows
+from headway.sampling.operations import AnyLogits, LogitOps
 from headway.sampling.rows import RowState
 from headway.sampling.table import Draws, DrawTable, failure
-
-Draw = Callable[[Logits, Draws], np.ndarray]
 
 
 @dataclass
@@ -38,11 +32,11 @@ class Sampler:
 
     Args:
         slots: most rows at once.
-        draw: a backend's `draw`, or its specification.
+        ops: a backend's operations on logits, or the reference ones.
     """
 
-    def __init__(self, slots: int, draw: Draw = draw_rows) -> None:
-        self._draw = draw
+    def __init__(self, slots: int, ops: LogitOps) -> None:
+        self._ops = ops
         self._table = DrawTable(slots)
         self._states: list[RowState | None] = [None] * slots
         self._special: set[int] = set()  # slots whose logits are adjusted, or that want log probabilities
@@ -60,7 +54,7 @@ class Sampler:
         self._states[slot] = None
         self._special.discard(slot)
 
-    def sample(self, logits: Logits, slots: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> Sampled:
+    def sample(self, logits: AnyLogits, slots: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> Sampled:
         """Draw one token per entry, and count it in its row's state. The logits are as before afterwards.
 
         Args:
@@ -71,13 +65,14 @@ class Sampler:
         """
         draws = Draws(self._table, slots, rows, positions)
         if not self._special:
-            return _checked(self._draw(logits, draws).tolist(), positions)
+            return _checked(self._ops.draw(logits, draws).tolist(), positions)
         special = [(entry, self._state(slot)) for entry, slot in enumerate(slots.tolist()) if slot in self._special]
         adjusted = [(entry, state) for entry, state in special if state.adjusts]
         states = [state for _, state in adjusted]
         entries = [entry for entry, _ in adjusted]
-        change = adjust_rows(logits, rows[entries].tolist(), states, positions[entries].tolist()) if adjusted else None
-        sampled = _checked(self._draw(logits, draws).tolist(), positions)
+        numbers, places = rows[entries].tolist(), positions[entries].tolist()
+        change = self._ops.adjust(logits, numbers, states, places) if adjusted else None
+        sampled = _checked(self._ops.draw(logits, draws).tolist(), positions)
         if change is not None:
             change.undo(logits)
         for entry, state in special:
@@ -85,8 +80,7 @@ class Sampler:
                 continue
             token, row = sampled.tokens[entry], int(rows[entry])
             if state.params.logprobs is not None:
-                reports = token_logprobs(logits.part(row, row + 1), [token], state.params.logprobs)
-                sampled.logprobs[entry] = reports[0]
+                sampled.logprobs[entry] = self._ops.logprobs(logits, row, [token], state.params.logprobs)[0]
             state.observe(token)
         return sampled
 

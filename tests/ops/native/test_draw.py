@@ -20,7 +20,7 @@ from headway.sampling.logits import Logits, summarise
 from headway.sampling.pipeline import draw_rows
 from headway.sampling.table import NOT_FINITE, NOTHING_ALLOWED, Draws, DrawTable
 from tests.ops.native.harness import ONE_LAYER, blocks, kernels, matrix, random, step, unchecked
-from tests.sampling.drawing import row, sample
+from tests.sampling.drawing import REFERENCE, row, sample
 
 VOCABULARIES = [1, 2, 31, 32, 33, 63, 65, 1000, 1024, 3077, 40_001]
 PARAMS: list[dict[str, Any]] = [
@@ -204,9 +204,7 @@ def test_adjusted_rows_draw_alike(kernel: str) -> None:
         {"min_tokens": 9, "stop": tuple(range(1500)), "temperature": 0.0},
         {"frequency_penalty": -1.0, "tokens": (1, 2, 3, 3, 3), "prompt_len": 1, "logprobs": 2},
     ]
-    results = [
-        sample(logits.copy(), [row(**one) for one in fields], [2] * 4, draw) for draw in (backend.draw, draw_rows)
-    ]
+    results = [sample(logits.copy(), [row(**one) for one in fields], [2] * 4, ops) for ops in (backend, REFERENCE)]
     assert results[0] == results[1]
     assert results[0].tokens[1] == 3076
     assert results[0].tokens[2] >= 1500

@@ -25,8 +25,10 @@ from headway.ops import native
 from headway.ops.blocks import READERS
 from headway.ops.native.packed import PackCache
 from headway.ops.protocol import CacheLayout, Forward, Prepared, Program, Rope, StepBatch
-from headway.ops.weight import GROUPS, NOT_FINITE, Weight
+from headway.ops.registry import BackendKind, Setup, register
+from headway.ops.weight import GROUPS, NOT_FINITE, READABLE, Weight
 from headway.sampling.logits import Logits
+from headway.sampling.operations import NumpyLogits
 from headway.sampling.table import Draws
 from headway.shape.formats import FORMATS
 
@@ -41,7 +43,7 @@ class Handle:
     number: int
 
 
-class NativeBackend:
+class NativeBackend(NumpyLogits):
     """Headway's own kernels on the CPU.
 
     Args:
@@ -296,3 +298,28 @@ class NativeOps:
 
 def _number(handle: Handle | None) -> int:
     return -1 if handle is None else handle.number
+
+
+def _holding(format: str) -> tuple[Setup, str]:
+    """A setup that holds matrices in `format`, as `held_as` names it, and what it is given."""
+    target, _, group = format.partition("/")
+    if target in ("int8", "int4") and group in map(str, GROUPS):
+        return Setup(weights=target, group=int(group)), "bf16"
+    if format not in READABLE:
+        accepted = ", ".join([*READABLE, f"int8/G and int4/G with G one of {GROUPS}"])
+        raise BadInput("--formats", f"{format!r} is not a weight format; accepted: {accepted}")
+    return Setup(), format
+
+
+register(
+    BackendKind(
+        "native",
+        make=lambda setup: NativeBackend(setup.threads, setup.weights, setup.group, pack_cache=setup.pack_cache),
+        why_not=native.why_not,
+        holding=_holding,
+        rank=0,
+        quantises=True,
+        probe=NativeBackend,
+        probed=("fp32", "bf16", "int8"),
+    )
+)
