@@ -21,13 +21,13 @@ from headway.engine.results import Choice, Completion
 HEADWAY = [sys.executable, "-m", "headway"]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "Hi"}]
-DEFAULTS = SamplingParams(temperature=0.0)
+GIVEN = {"temperature": 0.0}
 
 
 def opened(tmp_path: Path, line: dict[str, Any]) -> BatchLine:
     given = tmp_path / "in.jsonl"
     given.write_text(json.dumps(line) + "\n")
-    (one,) = open_batch(given, tmp_path / "out.jsonl", DEFAULTS).todo
+    (one,) = open_batch(given, tmp_path / "out.jsonl", GIVEN).todo
     return one
 
 
@@ -50,7 +50,7 @@ def opened(tmp_path: Path, line: dict[str, Any]) -> BatchLine:
 def test_lines_of_openais_batches_are_taken(tmp_path: Path, url: str, body: Any, prompt: Any, given: Any) -> None:
     line = opened(tmp_path, {"custom_id": "a", "method": "POST", "url": url, "body": body})
     assert (line.id, line.prompt) == ("a", prompt)
-    assert line.params == SamplingParams(**{"temperature": 0.0, **given})
+    assert SamplingParams(**line.given) == SamplingParams(**{"temperature": 0.0, **given})
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_what_such_a_line_may_not_hold_is_named(tmp_path: Path, line: dict[str, 
 
 def test_input_may_be_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "a"}\n\n{"prompt": "b"}')))
-    batch = open_batch(Path("-"), tmp_path / "out.jsonl", DEFAULTS)
+    batch = open_batch(Path("-"), tmp_path / "out.jsonl", GIVEN)
     assert [(line.id, line.prompt) for line in batch.todo] == [(1, "a"), (3, "b")]
 
 
@@ -87,7 +87,7 @@ def test_a_line_is_one_line_for_every_splitter(tmp_path: Path, separator: str) -
     made.write_bytes(line + b"\n")
     given = tmp_path / "in.jsonl"
     given.write_bytes(json.dumps({"id": "x", "prompt": f"a{separator}b"}, ensure_ascii=False).encode() + b"\n")
-    assert open_batch(given, made, DEFAULTS).todo == []
+    assert open_batch(given, made, GIVEN).todo == []
 
 
 def test_nothing_left_to_do_loads_no_model(tmp_path: Path) -> None:

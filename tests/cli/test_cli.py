@@ -15,7 +15,6 @@ import pytest
 from headway.cli import VERBS
 from headway.cli.batch import open_batch
 from headway.cli.terminal import PlainProgress
-from headway.core.request import SamplingParams
 
 
 def headway(*args: str, typed: str = "") -> subprocess.CompletedProcess[str]:
@@ -145,7 +144,7 @@ def test_a_line_counts_as_done_when_it_holds_a_whole_answer(tmp_path: Path, line
     text = "".join(json.dumps(one) + "\n" for one in (line, other))
     made.write_text(text)
     made.chmod(0o640)
-    todo = open_batch(given, made, SamplingParams()).todo
+    todo = open_batch(given, made, {}).todo
     assert [job.id for job in todo] == ([] if done else [1])
     assert made.read_text() == (text if done else json.dumps(other) + "\n")
     assert made.stat().st_mode & 0o777 == 0o640 and sorted(os.listdir(tmp_path)) == ["in.jsonl", "out.jsonl"]
@@ -170,7 +169,9 @@ def test_a_bad_line_is_named_before_anything_runs(tmp_path: Path, line: str, sen
 
 
 def test_json_has_the_ids_and_the_times() -> None:
-    shown = headway("generate", "--prompt", "The capital of France is", "--max-tokens", "2", "--json")
+    shown = headway(
+        "generate", "--prompt", "The capital of France is", "--max-tokens", "2", "--temperature=0", "--json"
+    )
     answer = json.loads(shown.stdout)
     assert answer["text"].startswith(" Paris") and len(answer["tokens"]) == 2
     assert answer["ttft_ms"] > 0 and answer["prompt_tokens"] == 5

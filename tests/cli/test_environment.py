@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 HEADWAY = [sys.executable, "-m", "headway"]
-SHORT = ["generate", "--prompt", "One, two,", "--max-tokens", "4", "--kv-cache-gib", "0.1"]
+SHORT = ["generate", "--prompt", "One, two,", "--max-tokens", "4", "--temperature=0", "--kv-cache-gib", "0.1"]
 FULL = Path("/dev/full")
 
 
@@ -54,7 +54,7 @@ def test_a_closed_stdout_hides_the_answer_and_nothing_else() -> None:
 
 
 def test_what_the_terminal_cannot_show_is_spelled_out() -> None:
-    args = ["generate", "--prompt", "🐺 emoji: 😀😀😀", "--max-tokens", "8", "--kv-cache-gib", "0.1"]
+    args = ["generate", "--prompt", "🐺 emoji: 😀😀😀", "--max-tokens", "8", "--temperature=0", "--kv-cache-gib", "0.1"]
     plain, ascii_only = (
         headway(*args, env=os.environ | {"PYTHONIOENCODING": encoding}) for encoding in ("utf-8", "ascii")
     )
@@ -95,7 +95,7 @@ def jobs(tmp_path: Path) -> Path:
 
 
 def generate(jobs: Path, output: Path | str, **options: object) -> subprocess.CompletedProcess[bytes]:
-    more = ["--max-tokens", "20", "--kv-cache-gib", "0.1"]
+    more = ["--max-tokens", "20", "--temperature=0", "--kv-cache-gib", "0.1"]
     return headway("generate", "--input", str(jobs), "--output", str(output), *more, **options)
 
 
@@ -124,7 +124,17 @@ def test_a_run_killed_at_any_moment_continues(tmp_path: Path, jobs: Path) -> Non
     assert generate(jobs, whole).returncode == 0
     moments = random.Random(3)
     for _ in range(4):
-        command = [*HEADWAY, "generate", "--input", str(jobs), "--output", str(killed), "--max-tokens", "20"]
+        command = [
+            *HEADWAY,
+            "generate",
+            "--input",
+            str(jobs),
+            "--output",
+            str(killed),
+            "--max-tokens",
+            "20",
+            "--temperature=0",
+        ]
         with subprocess.Popen([*command, "--kv-cache-gib", "0.1"], stderr=subprocess.DEVNULL) as process:
             time.sleep(moments.uniform(0.3, 1.5))
             process.kill()
@@ -154,7 +164,7 @@ def test_prompts_are_not_taken_for_messages(tmp_path: Path, line: str, sentence:
 
 
 def test_ctrl_c_ends_generate_with_its_own_code() -> None:
-    endless = ["--prompt", "1, 2, 3, 4, 5,", "--max-tokens", "8000"]  # greedy, it goes on counting
+    endless = ["--prompt", "1, 2, 3, 4, 5,", "--max-tokens", "8000", "--temperature=0"]  # greedy, it goes on counting
     command = [*HEADWAY, "generate", *endless, "--kv-cache-gib", "0.4"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None

@@ -10,7 +10,8 @@ import pytest
 
 from headway import LLM, SamplingParams
 from headway.core.errors import ModelFileError
-from tests.model.test_checkpoint import change
+from headway.model.load import describe
+from tests.model.test_checkpoint import change, tiny_gguf
 from tests.serve.conftest import write_tiny_checkpoint
 
 SMALL: dict[str, Any] = {"backend": "reference", "kv_cache_gib": 0.01}
@@ -58,3 +59,38 @@ def test_t2_010_an_end_token_that_is_none_is_refused_by_name(folder: Path, file:
     change(folder / file, eos_token_id=value)
     with pytest.raises(ModelFileError, match=f"{file}: eos_token_id: "):
         LLM(folder, **SMALL)
+
+
+def test_requests_are_sampled_as_the_models_files_say_unless_they_say_otherwise(folder: Path) -> None:
+    change(folder / "generation_config.json", temperature=3.0, top_k=1, top_p=None, max_length=20)
+
+    def answers(llm: LLM, params: SamplingParams | None) -> int:
+        """How many of four are different."""
+        return len({completion.text for completion in llm.generate(["the"] * 4, params)})
+
+    with LLM(folder, max_model_len=32, **SMALL) as llm:
+        assert llm.params(temperature=0.5, top_p=None) == SamplingParams(temperature=0.5, top_k=1)
+        assert ("sampling", "temperature 3.0, top_k 1, as generation_config.json says") in llm.engine.lines()
+        assert answers(llm, None) == answers(llm, llm.params(max_tokens=8)) == 1
+        assert answers(llm, llm.params(top_k=0)) == answers(llm, SamplingParams()) == 4
+    with LLM(folder, max_model_len=32, generation_config="none", **SMALL) as llm:
+        assert llm.params() == SamplingParams()
+        assert "sampling" not in dict(llm.engine.lines())
+    change(folder / "generation_config.json", do_sample=False)
+    with LLM(folder, max_model_len=32, **SMALL) as llm:
+        assert llm.params() == SamplingParams(temperature=0, top_k=1)
+
+
+@pytest.mark.parametrize("value", [{"top_p": 7}, {"temperature": "hot"}, {"top_k": True}, {"min_p": 10**400}])
+def test_a_sampling_default_out_of_range_is_refused_by_name(folder: Path, value: dict[str, Any]) -> None:
+    change(folder / "generation_config.json", **value)
+    (name,) = value
+    with pytest.raises(ModelFileError, match=f"generation_config.json: {name}: .*; --generation-config none leaves"):
+        LLM(folder, **SMALL)
+    LLM(folder, generation_config="none", **SMALL).close()
+
+
+def test_a_gguf_header_may_say_how_to_sample(tmp_path: Path) -> None:
+    keys = {"general.sampling.temp": 0.25, "general.sampling.top_k": 5, "general.sampling.penalty_repeat": 1.5}
+    stated = describe(tiny_gguf(tmp_path / "m.gguf", **keys)).sampling.values
+    assert stated == {"temperature": 0.25, "top_k": 5, "repetition_penalty": 1.5}

@@ -70,7 +70,7 @@ def answer(stream: bool) -> Answer:
         messages=[Message("user", "a")], params=SamplingParams(), stream=stream, field="messages", id_prefix="",
         format=partial(ChatFormat, ByteTokenizer(), None, False),
     )  # fmt: skip
-    return PromptReader(ByteTokenizer(), 100).answer(query, "m", "", 0)
+    return PromptReader(ByteTokenizer(), 100, SamplingParams()).answer(query, "m", "", 0)
 
 
 def play(

@@ -37,7 +37,7 @@ class BatchLine:
 
     id: LineId
     prompt: Any  # text, token ids, or messages
-    params: SamplingParams
+    given: dict[str, Any]  # fields of SamplingParams
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Batch:
     output: Path
 
 
-def open_batch(input: Path, output: Path, defaults: SamplingParams) -> Batch:
+def open_batch(input: Path, output: Path, given: dict[str, Any]) -> Batch:
     """Read and check the whole input (`-` is stdin), and take out what the output already holds.
 
     Raises:
@@ -64,7 +64,7 @@ def open_batch(input: Path, output: Path, defaults: SamplingParams) -> Batch:
     except OSError as error:
         raise BadInput("--input", f"{input}: {error.strerror}") from None
     texts = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
-    lines = [_line(text, number, defaults) for number, text in enumerate(texts, 1) if text.strip()]
+    lines = [_line(text, number, given) for number, text in enumerate(texts, 1) if text.strip()]
     seen: set[LineId] = set()
     for line in lines:
         if line.id in seen:
@@ -78,7 +78,7 @@ def open_batch(input: Path, output: Path, defaults: SamplingParams) -> Batch:
     return Batch([line for line in lines if line.id not in done], len(lines), output)
 
 
-def _line(text: bytes, number: int, defaults: SamplingParams) -> BatchLine:
+def _line(text: bytes, number: int, given: dict[str, Any]) -> BatchLine:
     where = f"--input line {number}"
     try:
         fields = msgspec.json.decode(text, type=dict[str, Any])
@@ -88,11 +88,11 @@ def _line(text: bytes, number: int, defaults: SamplingParams) -> BatchLine:
     if not isinstance(id, str | int) or isinstance(id, bool):
         raise BadInput(where, "id must be a string or an integer")
     try:
-        prompt, given = _openai(fields) if "custom_id" in fields else _own(fields)
-        params = msgspec.convert(msgspec.to_builtins(defaults) | given, SamplingParams)
+        prompt, own = _openai(fields) if "custom_id" in fields else _own(fields)
+        checked = msgspec.convert(given | own, SamplingParams)
     except (msgspec.ValidationError, HeadwayError) as error:
         raise BadInput(where, str(error)) from None
-    return BatchLine(id, prompt, params)
+    return BatchLine(id, prompt, {name: getattr(checked, name) for name in given | own})
 
 
 def _own(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -124,7 +124,7 @@ def _openai(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     request.check()
     if request.streams:
         raise HeadwayError("stream: answers of a batch come whole; leave it out")
-    params = sampling_params(request, ANY_VOCABULARY)
+    params = sampling_params(request, ANY_VOCABULARY, SamplingParams())
     asked = {PARAMETER_OF.get(name, name) for name, value in body.items() if value is not None} & SAMPLING
     given = {name: value for name, value in msgspec.to_builtins(params).items() if name in asked}
     if isinstance(request, ChatRequest):
@@ -195,7 +195,7 @@ def run(llm: LLM, batch: Batch) -> int:
     from headway.engine.progress import batch_bar
 
     done, failed = batch.total - len(batch.todo), 0
-    requests = ((line.id, line.prompt, line.params) for line in batch.todo)
+    requests = ((line.id, line.prompt, llm.params(**line.given)) for line in batch.todo)
     began, before = time.monotonic(), llm.generated
     bar = batch_bar(stderr, batch.total, done, lambda: llm.generated) if stderr.is_terminal else plain_bar(batch, done)
     try:

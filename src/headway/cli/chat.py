@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,7 +40,7 @@ def chat(
     max_tokens: Annotated[
         int | None, typer.Option(help="Most tokens of an answer; default: until the model ends its turn.")
     ] = None,
-    temperature: options.Temperature = 0.7,
+    temperature: options.Temperature = None,
     seed: options.Seed = None,
     stats: Annotated[bool, typer.Option("--stats", help="After every answer what /stats shows.")] = False,
 ) -> None:
@@ -50,11 +50,10 @@ def chat(
     """
     from headway.cli.terminal import fetching, load_model
     from headway.core.errors import BadInput
-    from headway.core.request import SamplingParams
     from headway.model.load import describe
     from headway.model.source import DEFAULT_MODEL
 
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    given = options.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     start: list[Message] = [{"role": "system", "content": system}] if system else []
     if url is not None:
         from headway.client.chat import Client
@@ -63,14 +62,14 @@ def chat(
             raise BadInput("--url", "the server has loaded its model already; leave out MODEL and the engine's options")
         client = Client(url, options.api_key(api_key_file))
         model = client.models()[0]
-        Conversation(model, _remote(client, model, params), start, stats).run()
+        Conversation(model, _remote(client, {"model": model, **given}), start, stats).run()
         return
     with fetching() as progress:
         info = describe(engine.model or DEFAULT_MODEL, progress)
     if info.tokenizer.chat_template is None:
         raise BadInput("MODEL", f"{info.name} has no chat template; complete texts with `headway generate --prompt`")
     with load_model(engine) as llm:
-        Conversation(info.name, _local(llm, params), start, stats, llm.engine.memory).run()
+        Conversation(info.name, _local(llm, llm.params(**given)), start, stats, llm.engine.memory).run()
 
 
 def _local(llm: LLM, params: SamplingParams) -> Say:
@@ -89,11 +88,8 @@ def _local(llm: LLM, params: SamplingParams) -> Say:
     return say
 
 
-def _remote(client: Client, model: str, params: SamplingParams) -> Say:
+def _remote(client: Client, fields: dict[str, Any]) -> Say:
     from headway.cli.terminal import Answer, print_pieces
-
-    fields = {"model": model, "temperature": params.temperature}
-    fields |= {name: value for name in ("max_tokens", "seed") if (value := getattr(params, name)) is not None}
 
     def say(messages: list[Message]) -> Answer:
         sent, times, pieces = time.perf_counter(), [], []

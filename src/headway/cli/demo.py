@@ -19,7 +19,7 @@ def demo(
     engine: EngineOptions,
     question: Annotated[str, typer.Argument(help="What to ask.")] = QUESTION,
     max_tokens: options.MaxTokens = 96,
-    temperature: options.Temperature = 0.0,
+    temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
     seed: options.Seed = None,
 ) -> None:
     """Answer one question with the built-in model, streaming, and print TTFT, TPOT, tokens/s and cache use."""

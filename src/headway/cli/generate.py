@@ -35,7 +35,7 @@ def generate(
         int | None,
         typer.Option(help="Most tokens to generate; default: 128 after a prompt, a whole turn after messages."),
     ] = None,
-    temperature: options.Temperature = 0.0,
+    temperature: options.Temperature = None,
     seed: options.Seed = None,
     json: Annotated[bool, typer.Option("--json", help="With --prompt: print one JSON object.")] = False,
 ) -> None:
@@ -43,16 +43,15 @@ def generate(
     from headway.cli import batch
     from headway.cli.terminal import load_model, note
     from headway.core.errors import BadInput
-    from headway.core.request import SamplingParams
 
     if (prompt is None) == (input is None):
         raise BadInput("--prompt", "give either --prompt TEXT or --input FILE with --output FILE")
     if (input is None) != (output is None):
         raise BadInput("--output", "--input and --output go together")
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    given = options.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     if input is not None and output is not None:
         output = Path("/dev/stdout") if output == batch.STANDARD else output
-        work = batch.open_batch(input, output, params)  # bad lines show before the model loads
+        work = batch.open_batch(input, output, given)  # bad lines show before the model loads
         if not work.todo:
             note(f"nothing is left to do: {output} holds all {work.total} answers")
             return
@@ -64,6 +63,7 @@ def generate(
         return
     assert prompt is not None
     with load_model(engine, quiet=json) as llm:
+        params = llm.params(**given)
         if json:
             print(batch.encode(None, llm.generate(prompt, params, show_progress=False)[0]).decode())
             return

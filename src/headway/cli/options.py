@@ -16,7 +16,7 @@ from headway.engine.options import EngineOptions, Option, declared
 API_KEY = "HEADWAY_API_KEY"
 
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
-Temperature = Annotated[float, typer.Option(help="0 = greedy.")]
+Temperature = Annotated[float | None, typer.Option(help="0 = greedy; default: the model's own, else 1.")]
 ApiKeyFile = Annotated[
     Path | None, typer.Option(help="File with the server's API key; default: the environment's HEADWAY_API_KEY.")
 ]
@@ -52,6 +52,19 @@ def _parameter(option: Option) -> inspect.Parameter:
         made = typer.Argument(help=option.help)
     annotation: Any = Annotated[option.annotation, made]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation)
+
+
+def sampling(**given: Any) -> dict[str, Any]:
+    """The fields of `SamplingParams` that were given; None = was not.
+
+    Raises:
+        BadInput: a value is out of range, which is said before a model is loaded.
+    """
+    from headway.core.request import SamplingParams
+
+    stated = {name: value for name, value in given.items() if value is not None}
+    SamplingParams(**stated)
+    return stated
 
 
 def api_key(file: Path | None) -> str | None:

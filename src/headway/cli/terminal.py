@@ -95,9 +95,10 @@ def load_model(options: EngineOptions, *, quiet: bool = False) -> Iterator[LLM]:
     try:
         if not quiet:
             engine = llm.engine
-            memory = ", ".join(f"{label} {amount}" for label, amount in engine.memory.lines())
+            shown = [*engine.memory.lines(), *engine.sampling_lines()]
+            memory = ", ".join(f"{label} {amount}" for label, amount in shown)
             where = f"{engine.info.name} on the {engine.backend.name} backend, {engine.threads} threads"
-            step(f"[dim]{escape(where)}\n{memory}[/dim]")
+            step(f"[dim]{escape(where)}\n{escape(memory)}[/dim]")
         yield llm
     finally:
         llm.close()

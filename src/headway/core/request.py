@@ -6,8 +6,8 @@ cache. Scheduling lets `computed` catch up with `len(tokens) + len(draft)`; ther
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -103,6 +103,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if getattr(self, name) is not None:
                 raise BadInput(name, "not supported by this version; leave it out")
 
+    def but(self, given: Mapping[str, Any]) -> SamplingParams:
+        """These, changed by what was given; None = was not.
+
+        Raises:
+            BadInput: a value is out of range.
+        """
+        return msgspec.structs.replace(self, **{name: value for name, value in given.items() if value is not None})
+
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
@@ -117,7 +125,7 @@ def _integer(field: str, value: int, low: int, high: int | None) -> None:
 def _number(field: str, value: float, low: float, high: float, open_low: bool = False) -> None:
     accepted = f"a number {'above' if open_low else 'from'} {low:g} {'up ' if open_low else ''}to {high:g}"
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < low or value > high or (open_low and value == low):
+    if not number or not low <= value <= high or (open_low and value == low):
         raise BadInput(field, f"{value!r} is not {accepted}")
 
 

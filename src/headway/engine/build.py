@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from threadpoolctl import ThreadpoolController
 
 from headway import __version__
 from headway.core.clock import to_ps
-from headway.core.errors import BadInput
+from headway.core.errors import BadInput, ModelFileError
 from headway.core.events import EventLog, Fold, Header
+from headway.core.request import SamplingParams
 from headway.core.step import Capabilities
 from headway.engine.event_file import EventWriter
 from headway.engine.loop import EngineLoop
@@ -50,6 +51,7 @@ class Engine:
     Attributes:
         options: how it was set up.
         info: the model's description.
+        default_params: how requests are sampled that leave it open.
         tokenizer, template: text to ids and back; `template` is None if the checkpoint has none.
         memory: the memory plan.
         backend: what computes.
@@ -73,6 +75,7 @@ class Engine:
         self.options = options
         self.timing = timing
         self.info: ModelInfo = model.info
+        self.default_params = default_params(options, model.info)
         self.backend = backend
         self.threads = threads
         self.memory = memory
@@ -91,7 +94,13 @@ class Engine:
     def lines(self) -> list[tuple[str, str]]:
         """(label, text) pairs worth printing at start: the memory plan, and what predicts its steps."""
         said = "not predicted; `headway probe` measures this machine" if self.timing is None else self.timing.text()
-        return [*self.memory.lines(), ("step times", said)]
+        return [*self.memory.lines(), ("step times", said), *self.sampling_lines()]
+
+    def sampling_lines(self) -> list[tuple[str, str]]:
+        """What requests that leave it open take from the model's files."""
+        stated = stated_sampling(self.options, self.info)
+        values = ", ".join(f"{name} {value}" for name, value in stated.items())
+        return [("sampling", f"{values}, as {Path(self.info.sampling.where).name} says")] if stated else []
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a plain text (with the model's start token, if it has one); ids are passed through."""
@@ -111,6 +120,24 @@ class Engine:
     def close(self) -> None:
         """Give back cache, threads, files and processes; idempotent."""
         self._resources.close()
+
+
+def stated_sampling(options: EngineOptions, info: ModelInfo) -> Mapping[str, Any]:
+    """The sampling fields that the model's files have defaults for, where those are to count."""
+    return {} if options.generation_config == "none" else info.sampling.values
+
+
+def default_params(options: EngineOptions, info: ModelInfo) -> SamplingParams:
+    """`SamplingParams`' own defaults, changed as the model's files say.
+
+    Raises:
+        ModelFileError: they hold a value that is out of range.
+    """
+    try:
+        return SamplingParams(**stated_sampling(options, info))
+    except BadInput as error:
+        problem = f"{error}; --generation-config none leaves it out"
+        raise ModelFileError(f"{info.sampling.where}: {problem}") from None
 
 
 def make_backend(

@@ -19,6 +19,7 @@ import zmq
 
 from headway.core.errors import BadInput, EngineDead
 from headway.core.events import AnyEvent
+from headway.core.request import SamplingParams
 from headway.engine.messages import Cancel, Delta, Refusal, Submit
 
 MAX_MESSAGE = 64 << 20  # bytes: a million-token prompt is 5 MiB
@@ -54,6 +55,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
         vocab_size: a token id is below this.
         max_rows: most requests that run at once.
         step_times: what predicts a step's time: "estimate", "bound", or "none".
+        default_params: how requests are sampled that leave it open.
         notes: lines worth printing (the memory plan, what predicts step times).
     """
 
@@ -62,6 +64,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     vocab_size: int
     max_rows: int
     step_times: str = "none"
+    default_params: SamplingParams = SamplingParams()
     notes: tuple[str, ...] = ()
     status: Status = Status()
 

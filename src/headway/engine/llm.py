@@ -59,6 +59,10 @@ class LLM:
         self.generated = 0  # tokens, of all requests
         self._ended = ""  # why there is no engine any more
 
+    def params(self, **given: Any) -> SamplingParams:
+        """The model's own way of sampling, changed by these fields of `SamplingParams`; None = not given."""
+        return self.engine.default_params.but(given)
+
     def __enter__(self) -> LLM:
         return self
 
@@ -88,7 +92,7 @@ class LLM:
             HeadwayError: a prompt was refused; raised after the others are done.
         """
         listed = _prompts(prompts)
-        each = [params or SamplingParams()] * len(listed) if not isinstance(params, Sequence) else list(params)
+        each = list(params) if isinstance(params, Sequence) else [params or self.params()] * len(listed)
         if len(each) != len(listed):
             raise BadInput("params", f"{len(each)} given for {len(listed)} prompts; give one, or one per prompt")
         results: dict[int, Completion | HeadwayError] = {}
@@ -111,11 +115,11 @@ class LLM:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Complete one prompt, delta by delta; without `max_tokens`, at most DEFAULT_MAX_TOKENS."""
         tokens = self.engine.encode(prompt)
-        return Stream(self, tokens, self._bounded(tokens, params or SamplingParams()))
+        return Stream(self, tokens, self._bounded(tokens, params or self.params()))
 
     def stream_chat(self, messages: str | Sequence[Message], params: SamplingParams | None = None) -> Stream:
         """Answer a conversation, delta by delta; without `max_tokens`, until the model ends its turn."""
-        return Stream(self, self.engine.encode_chat(_messages(messages)), params or SamplingParams())
+        return Stream(self, self.engine.encode_chat(_messages(messages)), params or self.params())
 
     def as_completed(
         self, requests: Iterable[tuple[Key, Prompt | Sequence[Message], SamplingParams]], in_flight: int | None = None

@@ -106,6 +106,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     pack_cache: Annotated[
         bool, Option("Keep weights that were quantised at load on disk, so that the next start is quick.")
     ] = True
+    generation_config: Annotated[
+        str,
+        Option(
+            "auto: sampling fields that a request leaves out are what the model's generation_config.json or GGUF "
+            "header says; none: SamplingParams' own defaults.",
+            ("auto", "none"),
+        ),
+    ] = "auto"
     threads: Annotated[
         int | None,
         Option(

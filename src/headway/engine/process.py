@@ -198,6 +198,7 @@ def start_engine(line: bytes) -> Loaded:
         max_model_len=limits.max_model_len,
         vocab_size=engine.info.vocab_size,
         max_rows=limits.max_rows,
+        default_params=engine.default_params,
         step_times="none" if engine.timing is None else engine.timing.label,
         notes=tuple(f"{label}: {amount}" for label, amount in engine.lines()),
         status=status(),

@@ -27,7 +27,8 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def batch_bar(console: Console, total: int, done: int, tokens: Callable[[], int]) -> Iterator[Callable[[int], None]]:
-    """A bar with prompts, tokens/s and the time that is left; in a terminal it is gone at the end. -> to be called with how many are done.
+    """A bar with prompts, tokens/s and the time that is left; in a terminal it is gone at the end -> to be
+    called with how many are done.
 
     Args:
         total, done: prompts, and those that are done already.

@@ -117,6 +117,24 @@ def _hf_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> TokenizerSource:
     )
 
 
+# SamplingParams' fields that a checkpoint may have defaults for -> the key in a GGUF.
+_SAMPLING = {
+    "temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "repetition_penalty": "penalty_repeat",
+}  # fmt: skip
+
+
+def sampling_defaults(checkpoint: Checkpoint) -> Fields:
+    """How its makers sample, as far as they say so: `SamplingParams`' fields, not checked, and where they stand."""
+    if checkpoint.gguf:
+        stated, names = checkpoint.config, {ours: f"general.sampling.{theirs}" for ours, theirs in _SAMPLING.items()}
+    else:
+        stated, names = _optional(checkpoint.path / "generation_config.json"), {name: name for name in _SAMPLING}
+    found = {ours: stated.values[theirs] for ours, theirs in names.items() if stated.has(theirs)}
+    if stated.values.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return Fields(found, stated.where, stated.error)
+
+
 def _hf_template(folder: Path, tokenizer: Fields) -> str | None:
     """chat_template.jinja if there is one, else the (default) template of tokenizer_config.json."""
     path = folder / "chat_template.jinja"

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headway.core.errors import BadInput, ModelFileError, shown
+from headway.core.fields import Fields
 from headway.model import llama, qwen2, qwen3
-from headway.model.checkpoint import open_checkpoint, tokenizer_source
+from headway.model.checkpoint import open_checkpoint, sampling_defaults, tokenizer_source
 from headway.model.config import DecoderConfig
 from headway.model.family import Decoder
 from headway.model.source import Progress, resolve
@@ -36,6 +37,7 @@ class ModelInfo:
         architecture: "llama".
         config: sizes and constants.
         tokenizer: what the checkpoint says about its tokenizer, end-of-sequence ids included.
+        sampling: `SamplingParams`' fields that the checkpoint has defaults for, not checked.
         parameters: numbers in the tensors it computes with; a tied table counts once.
         weight_bytes: bytes of those tensors as stored.
         formats: storage format -> how many tensors have it.
@@ -46,6 +48,7 @@ class ModelInfo:
     architecture: str
     config: DecoderConfig
     tokenizer: TokenizerSource
+    sampling: Fields
     parameters: int
     weight_bytes: int
     formats: dict[str, int]
@@ -156,6 +159,7 @@ def _open(source: str | Path, progress: Progress | None) -> tuple[ModelInfo, Dec
         architecture=checkpoint.architecture,
         config=decoder.config,
         tokenizer=tokenizer_source(checkpoint, decoder.config.vocab_size),
+        sampling=sampling_defaults(checkpoint),
         parameters=sum(math.prod(weight.shape) for weight in weights),
         weight_bytes=sum(len(weight.data) for weight in weights),
         formats=dict(Counter(weight.format for weight in weights)),

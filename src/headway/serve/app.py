@@ -78,7 +78,7 @@ class Api:
 
     def opened(self, text: Text, ready: Ready) -> None:
         """The model is loaded: accept requests."""
-        self._reader = PromptReader(text, ready.max_model_len)
+        self._reader = PromptReader(text, ready.max_model_len, ready.default_params)
         self.ready = ready
         self.phase = Phase.READY
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from headway.core.errors import BadInput
+from headway.core.request import SamplingParams
 from headway.serve.answer import Answer, Message, Prompt, Query
 from headway.serve.errors import ApiError
 
@@ -68,11 +69,13 @@ class PromptReader:
     Args:
         text: the model's text side.
         max_model_len: most tokens of prompt and output together.
+        default_params: how requests are sampled that leave it open.
     """
 
-    def __init__(self, text: Text, max_model_len: int) -> None:
+    def __init__(self, text: Text, max_model_len: int, default_params: SamplingParams) -> None:
         self.text = text
         self.max_model_len = max_model_len
+        self.default_params = default_params
 
     def answer(self, query: Query, model: str, tenant: str, arrival: int) -> Answer:
         """A query, tokenised and ready for the engine. Arguments as of `Answer`.

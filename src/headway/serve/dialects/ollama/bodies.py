@@ -169,7 +169,7 @@ def max_tokens(options: Options) -> int | None:
     return None if options.num_predict in (None, -1, -2) else options.num_predict
 
 
-def sampling_params(options: Options, alternatives: int | None) -> SamplingParams:
+def sampling_params(options: Options, alternatives: int | None, defaults: SamplingParams) -> SamplingParams:
     """
     Raises:
         BadInput: a value is out of range; named as the client wrote it.
@@ -182,7 +182,7 @@ def sampling_params(options: Options, alternatives: int | None) -> SamplingParam
     if options.stop is not None:
         given["stop"] = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
     try:
-        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+        return defaults.but(given)
     except BadInput as error:
         names = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
         raise BadInput(f"options.{names.get(error.field, error.field)}", str(error).partition(": ")[2]) from None

@@ -43,7 +43,7 @@ def _common(body: OllamaChatRequest | OllamaGenerateRequest, host: Host, chat: b
     refuse(options, "options.")
     host.check_model(body.model.removesuffix(":latest"))
     return {
-        "params": sampling_params(options, body.alternatives),
+        "params": sampling_params(options, body.alternatives, host.reader.default_params),
         "max_tokens": max_tokens(options),
         "max_context": options.num_ctx,
         "stream": body.streams,

@@ -204,8 +204,8 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     tokens: list[int]
 
 
-def sampling_params(body: Sampling, vocab_size: int) -> SamplingParams:
-    """The sampling parameters a body asks for.
+def sampling_params(body: Sampling, vocab_size: int, defaults: SamplingParams) -> SamplingParams:
+    """The sampling parameters a body asks for; `defaults` for what it leaves open.
 
     Raises:
         BadInput: a value is out of range; named as the client wrote it.
@@ -237,7 +237,7 @@ def sampling_params(body: Sampling, vocab_size: int) -> SamplingParams:
         "prompt_logprobs": alternatives if getattr(body, "echo", None) else None,
     }
     try:
-        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+        return defaults.but(given)
     except BadInput as error:
         if error.field == "max_tokens" and getattr(body, "max_completion_tokens", None) is not None:
             raise BadInput("max_completion_tokens", str(error).partition(": ")[2]) from None

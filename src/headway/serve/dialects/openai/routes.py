@@ -46,7 +46,7 @@ def completions(body: CompletionRequest, host: Host) -> Query:
 def _common(body: Sampling, host: Host) -> dict[str, Any]:
     body.check()
     host.check_model(body.model)
-    params = sampling_params(body, host.reader.text.vocab_size)
+    params = sampling_params(body, host.reader.text.vocab_size, host.reader.default_params)
     return {"params": params, "max_tokens": body.limit(), "stream": body.streams}
 
 
