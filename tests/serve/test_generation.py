@@ -19,6 +19,7 @@ from headway.serve.errors import ApiError
 from headway.serve.generate import Generation
 from headway.serve.link import Inbox
 from headway.serve.text import PromptReader
+from headway.serve.text_pool import TextPool
 from tests.serve.scripted import ByteTokenizer
 
 Asgi = dict[str, Any]
@@ -78,7 +79,7 @@ def play(
 ) -> tuple[Link, Http]:
     async def run() -> tuple[Link, Http]:
         link, client, work = Link(), Http(), answer(stream)
-        task = asyncio.create_task(Generation(link, work)({}, client.receive, client.send))  # type: ignore[arg-type]
+        task = asyncio.create_task(Generation(link, TextPool(), work)({}, client.receive, client.send))  # type: ignore[arg-type]
         async with asyncio.timeout(5):
             await asyncio.sleep(0.01)
             await scene(link, client, work, task)
@@ -119,7 +120,7 @@ def test_who_left_before_the_engine_was_asked_costs_it_nothing(stream: bool) -> 
         link, client = Link(), Http()
         client.gone.set()
         with pytest.raises(ClientDisconnect):
-            await Generation(link, answer(stream))({}, client.receive, client.send)  # type: ignore[arg-type]
+            await Generation(link, TextPool(), answer(stream))({}, client.receive, client.send)  # type: ignore[arg-type]
         return link
 
     assert asyncio.run(run()).opened == []

@@ -16,11 +16,14 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from headway.core.errors import HeadwayError
+from headway.core.errors import BadInput, HeadwayError
 from headway.core.request import Finish, SamplingParams
 from headway.core.step import TokenLogprobs
 from headway.engine.messages import Delta, Refusal, Submit
 from headway.serve.errors import ApiError
+
+ENTRY_BYTES = 64  # of one log-probability in JSON, about
+MAX_ANSWER_BYTES = 64 << 20
 
 log = logging.getLogger("headway.serve")
 
@@ -171,6 +174,7 @@ class Answer:
         self.prompts = [prompt for prompt, _ in prompts]
         self.choices = [Choice(index, self.prompts[index // n]) for index in range(len(prompts) * n)]
         self.completion_tokens = 0
+        self._check_size()
         self.admitted: int | None = None
         self.first = self.last = 0
         self._choices = {
@@ -179,10 +183,34 @@ class Answer:
             for number in range(n)
         }
 
+    def _check_size(self) -> None:
+        """
+        Raises:
+            BadInput: the answer could be too large to be held, or an echo to be sent.
+        """
+        params, stream = self.query.params, self.query.stream
+        tokens = sum(
+            (submit.params.max_tokens or 0) * (not stream) + len(submit.tokens) * self.query.echo
+            for submit in self.submits
+        )
+        size = params.n * tokens * (4 if params.logprobs is None else ENTRY_BYTES * (params.logprobs + 1))
+        if size > MAX_ANSWER_BYTES:
+            problem = f"the answer could have {size >> 20} MiB, and {MAX_ANSWER_BYTES >> 20} are accepted"
+            hint = "ask for fewer log-probabilities, choices or tokens" + ("" if stream else ", or stream it")
+            raise BadInput("n" if params.logprobs is None else "logprobs", f"{problem}; {hint}")
+
     @property
     def prompt_tokens(self) -> int:
         """Of all prompts; the choices of one count it once."""
         return sum(len(prompt.tokens) for prompt in self.prompts)
+
+    @property
+    def logprob_entries(self) -> int:
+        """Log-probabilities in the answer so far, the prompts' in an echo included."""
+        if self.query.params.logprobs is None:
+            return 0
+        echoed = self.query.params.n * self.prompt_tokens if self.query.echo else 0
+        return (echoed + self.completion_tokens) * (self.query.params.logprobs + 1)
 
     @property
     def cached_tokens(self) -> int:

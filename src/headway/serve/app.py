@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -34,6 +32,7 @@ from headway.serve.link import EngineLink
 from headway.serve.metrics import CONTENT_TYPE, HttpDone, Metrics
 from headway.serve.openapi import document
 from headway.serve.text import PromptReader, Text
+from headway.serve.text_pool import TextPool
 
 LIVENESS = "/health"  # the one route that needs no key
 CLIENT_GONE = 499  # counted, never sent
@@ -68,7 +67,7 @@ class Api:
         self._metrics = metrics
         self._budget = budget
         self._stall_seconds = stall_seconds
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="text")
+        self._pool = TextPool()
         self._reader: PromptReader | None = None
         self._document = document()
         self.model = model
@@ -112,17 +111,19 @@ class Api:
         reader = self.reader
         tenant = request.scope["headway.tenant"]
 
-        def work(raw: bytes) -> Any:
-            arrival = wall_clock().now()  # queueing in this process and tokenising are part of the wait
+        def work() -> Answer | bytes:
             value = endpoint.answer(_decoded(raw, decoder), self)
-            return reader.answer(value, self.model, tenant, arrival) if isinstance(value, Query) else value
+            if isinstance(value, Query):
+                return reader.answer(value, self.model, tenant, arrival)
+            return json_bytes(value)
 
         async with self._budget.read(request) as raw:
-            value = await asyncio.get_running_loop().run_in_executor(self._pool, work, raw)
-        if not isinstance(value, Answer):
-            return _json(value)
+            arrival = wall_clock().now()  # waiting for a thread and tokenising are part of a request's wait
+            value = await self._pool.run(len(raw), work)
+        if isinstance(value, bytes):
+            return Response(value, media_type="application/json")
         _ = self.reader  # it may have begun to drain meanwhile
-        return Generation(self._link, value)
+        return Generation(self._link, self._pool, value)
 
     @property
     def reader(self) -> PromptReader:
@@ -180,7 +181,7 @@ class Api:
         return Response(self._document, media_type="application/json")
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
 
 
 def _decoded(raw: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:

@@ -7,21 +7,26 @@ Answer -> EngineLink.open -> Inbox -> deltas -> bytes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from headway.core.errors import HeadwayError
 from headway.engine.messages import Delta
-from headway.serve.answer import Answer, Choice
+from headway.serve.answer import ENTRY_BYTES, Answer, Choice
 from headway.serve.errors import from_headway
 from headway.serve.link import EngineLink, Inbox
+from headway.serve.text_pool import TextPool
 
 HEAD_SECONDS = 2.0  # a stream's headers wait so long for the first output, so that a refusal still has its own status
 KEEP_ALIVE_SECONDS = 15.0  # a silent stream says so, which keeps proxies from cutting it
+PIECE_BYTES = 256 << 10  # answers below it are built on the event loop, and sent at once
 PULSE_SECONDS = 5.0  # how often silence is looked for
+
+T = TypeVar("T")
 
 
 class Generation:
@@ -31,8 +36,9 @@ class Generation:
     one piece: at most one answer is held.
     """
 
-    def __init__(self, link: EngineLink, answer: Answer) -> None:
+    def __init__(self, link: EngineLink, pool: TextPool, answer: Answer) -> None:
         self._link = link
+        self._pool = pool
         self._answer = answer
         self._format = answer.query.format(answer)
         self._inbox = Inbox(answer.submits)
@@ -83,16 +89,23 @@ class Generation:
         while self._inbox.pending or self._inbox.waiting:
             for choice, delta in await self._take():
                 choice.add(delta)
-        data = b"".join(self._format.whole())
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+        pieces = await self._built(self._format.whole)
+        length = sum(map(len, pieces))
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(length).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send(send, data, last=True)
+        if length < PIECE_BYTES:
+            pieces = [b"".join(pieces)]
+        *pieces, last = pieces
+        for piece in pieces:
+            await self._send(send, piece)
+        await self._send(send, last, last=True)
 
     async def _stream(self, send: Send) -> None:
-        data = b""
+        gained: Sequence[tuple[Choice, Delta]] = ()
         with suppress(TimeoutError):  # nothing yet: open the stream, and let it be silent
             async with asyncio.timeout(HEAD_SECONDS):
-                data = await self._chunks()
+                gained = await self._take()
+        data = await self._chunks(gained)
         headers = [
             (b"content-type", self._format.stream_type),
             (b"cache-control", b"no-cache"),
@@ -102,7 +115,7 @@ class Generation:
         try:
             await self._send(send, data or self._format.keep_alive)
             while self._inbox.pending or self._inbox.waiting:
-                data = await self._chunks()
+                data = await self._chunks(await self._take())
                 if data:
                     await self._send(send, data)
                 elif asyncio.get_running_loop().time() - self._sent > KEEP_ALIVE_SECONDS:
@@ -112,9 +125,16 @@ class Generation:
             data = self._format.failed(from_headway(error))
         await self._send(send, data, last=True)
 
-    async def _chunks(self) -> bytes:
+    async def _chunks(self, gained: Sequence[tuple[Choice, Delta]]) -> bytes:
         chunk = self._format.chunk
-        return b"".join([chunk(choice, delta) for choice, delta in await self._take()])
+        if self._answer.query.echo:  # a long prompt's log-probabilities are much to build
+            return await self._built(lambda: b"".join([chunk(choice, delta) for choice, delta in gained]))
+        return b"".join([chunk(choice, delta) for choice, delta in gained])
+
+    async def _built(self, build: Callable[[], T]) -> T:
+        """What `build` makes of the answer so far, made in a thread where it is large."""
+        size = self._answer.logprob_entries * ENTRY_BYTES
+        return build() if size < PIECE_BYTES else await self._pool.run(size, build)
 
     async def _send(self, send: Send, data: bytes, last: bool = False) -> None:
         await send({"type": "http.response.body", "body": data, "more_body": not last})

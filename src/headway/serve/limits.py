@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import resource
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -22,6 +23,9 @@ MAX_CONNECTIONS = 4096
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 32 << 10
 BODY_SECONDS = 120.0
+GRACE_SECONDS = 10.0  # without a byte of a body
+SLOWEST = 64 << 10  # bytes a second, after that
+FREE_BYTES = 64 << 10
 MAX_DEPTH = 32
 MAX_ELEMENTS = 2_000_000
 MAX_BRACKETS = 200_000
@@ -53,18 +57,21 @@ def check_headers(headers: Headers) -> None:
 
 
 class BodyBudget:
-    """Reads bodies, bounding each one and what all requests together hold between their first byte and their job.
+    """Reads bodies, bounding each one, what all requests hold together between their first byte and their answer, what
+    those of one peer hold of it, and how slowly they may come.
 
     Args:
         most: bytes of one body.
-        together: bytes of all.
+        together: bytes of all, without the first `FREE_BYTES` of each: small requests always find room.
         seconds: a body must arrive within.
     """
 
     def __init__(self, most: int = 8 << 20, together: int = 256 << 20, seconds: float = BODY_SECONDS) -> None:
         self._most = most
-        self._left = max(together, most)
+        self._together = max(together, most)
         self._seconds = seconds
+        self._held = 0
+        self._by_peer: Counter[str] = Counter()
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
@@ -78,34 +85,50 @@ class BodyBudget:
         headers = request.scope["headers"]
         _check_type(headers)
         declared = header(headers, b"content-length")
-        if declared is not None and declared.isdigit() and int(declared[:20]) > self._most:
+        if declared is not None and int(declared) > self._most:
             raise self._too_large()
+        peer = request.client.host if request.client else ""
         body = bytearray()
+        charged = 0
+        begin = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(self._seconds):
-                while await self._receive(request, body):
-                    pass
+            while True:
+                late = begin + min(self._seconds, GRACE_SECONDS + len(body) / SLOWEST)
+                piece, more = await self._receive(request, late)
+                if len(body) + len(piece) > self._most:
+                    raise self._too_large()
+                body += piece
+                charge = max(0, len(body) - FREE_BYTES) - charged
+                self._charge(peer, charge)
+                charged += charge
+                if not more:
+                    break
             yield bytes(body)
-        except TimeoutError:
-            problem = f"the body did not arrive within {self._seconds:g} s"
-            raise ApiError(408, problem, code="body_timeout", headers={"connection": "close"}) from None
         finally:
-            self._left += len(body)
+            self._held -= charged
+            self._by_peer[peer] -= charged
+            if not self._by_peer[peer]:
+                del self._by_peer[peer]
 
-    async def _receive(self, request: Request, body: bytearray) -> bool:
-        """Append the next piece -> whether more follows."""
-        message = await request.receive()
+    async def _receive(self, request: Request, late: float) -> tuple[bytes, bool]:
+        """The next piece, and whether more follow."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(min(late, loop.time() + GRACE_SECONDS)):
+                message = await request.receive()
+        except TimeoutError:
+            problem = f"the body did not arrive within {self._seconds:g} s, or came too slowly"
+            raise ApiError(408, problem, code="body_timeout", headers={"connection": "close"}) from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        piece = message.get("body", b"")
-        if len(body) + len(piece) > self._most:
-            raise self._too_large()
-        if len(piece) > self._left:
-            problem = "too many large requests at once; try again"
-            raise ApiError(503, problem, code="overloaded")
-        self._left -= len(piece)
-        body += piece
-        return bool(message.get("more_body"))
+        return message.get("body", b""), bool(message.get("more_body"))
+
+    def _charge(self, peer: str, size: int) -> None:
+        share = max(self._together // 2, self._most)
+        if self._held + size > self._together or self._by_peer[peer] + size > share:
+            raise ApiError(503, "too many large requests at once; try again", code="overloaded")
+        self._held += size
+        self._by_peer[peer] += size
 
     def _too_large(self) -> ApiError:
         problem = f"the body is larger than {self._most} bytes"

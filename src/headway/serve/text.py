@@ -95,7 +95,7 @@ class PromptReader:
         if not 0 < len(messages) <= MAX_MESSAGES:
             raise BadInput("messages", f"give 1 to {MAX_MESSAGES} messages")
         plain = template_messages(messages, self.text.knows_developer)
-        self._check_length(sum(len(message["content"]) for message in plain), "messages")
+        self._check_length(sum(len(text) for message in plain for text in message.values()), "messages")
         return tuple(self.text.encode_chat(plain))
 
     def _prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
@@ -115,6 +115,17 @@ class PromptReader:
     def text_tokens(self, text: str, add_special: bool = True) -> tuple[int, ...]:
         self._check_length(len(text), "prompt")
         return tuple(self.text.encode(text, add_special))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, control tokens by name.
+
+        Raises:
+            BadInput: one is not in the vocabulary, or they are more than a context holds.
+        """
+        if len(ids) > self.max_model_len:
+            raise BadInput("tokens", f"{len(ids)} ids; at most {self.max_model_len} are accepted, as in a context")
+        self.check_ids(ids, "tokens")
+        return self.text.decode(ids, skip_special=False)
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
         """

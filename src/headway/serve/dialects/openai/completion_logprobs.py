@@ -23,6 +23,13 @@ class CompletionLogprobs:
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    def fork(self) -> CompletionLogprobs:
+        """Another that goes on from here."""
+        other = CompletionLogprobs(self._text, self._count)
+        other._offset = self._offset
+        other._decoder.setstate(self._decoder.getstate())
+        return other
+
     def first(self, token: int, hidden: bool) -> dict[str, Any]:
         """The prompt's first token, which nothing predicts; `hidden`: it is not part of the text."""
         lists = self._lists([(token, None, None)])

@@ -182,34 +182,42 @@ class ChatFormat(_Format):
 
 
 class CompletionFormat(_Format):
+    def __init__(self, text: Text, alternatives: int | None, usage: bool, answer: Answer) -> None:
+        super().__init__(text, alternatives, usage, answer)
+        self._echoes: dict[int, tuple[CompletionLogprobs, Fields | None]] = {}
+
     def _open(self, choice: Choice) -> Events:
         text, end = self._templates(choice, {"text": hole(0)}, {"text": ""})
         head = b""
         encode: Callable[[list[TokenLogprobs]], bytes] | None = None
         if self._alternatives is not None:
-            lists = CompletionLogprobs(self._tokens, self._alternatives)
-            echo = json_bytes(joined(self._echo(choice, lists)) or None)
+            lists, echo = self._echo(choice)
 
             def encode(held: list[TokenLogprobs]) -> bytes:
                 return json_bytes(lists.piece(held) if held else None)
 
         if self._answer.query.echo:
-            values = [json_bytes(choice.prompt.text)] + ([] if encode is None else [echo])
+            values = [json_bytes(choice.prompt.text)] + ([] if encode is None else [json_bytes(echo)])
             head = text.fill(*values)
         return Events(head, text, end, encode)
 
-    def _echo(self, choice: Choice, lists: CompletionLogprobs) -> list[Fields]:
-        """Logprobs of the prompt."""
-        if not self._answer.query.echo:
-            return []
+    def _echo(self, choice: Choice) -> tuple[CompletionLogprobs, Fields | None]:
+        """Where the lists of a choice begin, and those of its prompt, made once for all its choices; None = no echo."""
         prompt = choice.prompt
-        return [lists.first(prompt.tokens[0], prompt.hidden), lists.piece(prompt.logprobs)]
+        if id(prompt) not in self._echoes:
+            lists = CompletionLogprobs(self._tokens, self._alternatives or 0)
+            fields = None
+            if self._answer.query.echo:
+                fields = joined([lists.first(prompt.tokens[0], prompt.hidden), lists.piece(prompt.logprobs)])
+            self._echoes[id(prompt)] = lists, fields
+        lists, fields = self._echoes[id(prompt)]
+        return lists.fork(), fields
 
     def _choice(self, choice: Choice) -> Fields:
         logprobs = None
         if self._alternatives is not None:
-            lists = CompletionLogprobs(self._tokens, self._alternatives)
-            logprobs = joined([*self._echo(choice, lists), lists.piece(choice.logprobs)])
+            lists, echo = self._echo(choice)
+            logprobs = joined([*([echo] if echo else []), lists.piece(choice.logprobs)])
         return {
             "index": choice.index,
             "text": choice.prompt.text + "".join(choice.texts),

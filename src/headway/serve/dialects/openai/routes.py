@@ -64,8 +64,7 @@ def tokenize(body: TokenizeRequest, host: Host) -> dict[str, Any]:
 
 def detokenize(body: DetokenizeRequest, host: Host) -> dict[str, Any]:
     host.check_model(body.model)
-    host.reader.check_ids(body.tokens, "tokens")
-    return {"prompt": host.reader.text.decode(body.tokens, skip_special=False)}
+    return {"prompt": host.reader.decode(body.tokens)}
 
 
 def models(parameters: dict[str, str], host: Host) -> dict[str, Any]:
