@@ -23,6 +23,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
     context: int = 4096
     seconds: float = 0.0
     broken: str = ""
+    hang_seconds: float = 600.0
 
 
 def start(line: bytes) -> Loaded:
@@ -35,7 +36,8 @@ def start(line: bytes) -> Loaded:
     )
     scheduler = loop.scheduler
     ready = Ready("scripted", scheduler.limits.max_model_len, VOCAB, options.max_rows)
-    return Loaded(ready, loop, tray, lambda: cache_status(scheduler.cache), loop.close)
+    status = lambda: cache_status(scheduler.cache)  # noqa: E731
+    return Loaded(ready, loop, tray, status, loop.close, hang_seconds=options.hang_seconds)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from headway.engine.loop import MAX_FAILURES
 from tests.serve.conftest import Server, events
 from tests.serve.test_answers import CHAT, TEXT, ask
 
@@ -179,6 +180,30 @@ def test_a_step_that_never_ends_is_seen_by_health(start: Start) -> None:
         health = client.get("/health")
     assert health.status_code == 503 and health.json()["status"] == "stuck"
     server.kill()
+
+
+def test_an_executor_that_always_breaks_ends_the_server_and_a_poisoned_request_does_not(start: Start) -> None:
+    server = start()
+    for _ in range(2 * MAX_FAILURES):  # between two that work
+        assert server.post(TEXT, {"prompt": "throw"}).status_code == 500
+        assert server.post(TEXT, {"prompt": "say:ok"}).status_code == 200
+    statuses = [server.post(TEXT, {"prompt": "throw"}).status_code for _ in range(MAX_FAILURES)]
+    assert statuses == [500] * MAX_FAILURES
+    assert server.process.wait(10) == 1
+    assert server.process.stdout is not None
+    output = server.process.stdout.read()
+    assert f"the last {MAX_FAILURES} steps all failed" in output and "RuntimeError: a scripted fault" in output
+
+
+def test_a_step_that_never_ends_ends_the_server_with_a_dump(start: Start) -> None:
+    server = start(engine={"hang_seconds": 0.6})
+    assert server.post(TEXT, {"prompt": "say:ok"}).status_code == 200
+    time.sleep(1.0)
+    assert server.post(TEXT, {"prompt": "say:ok"}).status_code == 200, "waiting is not hanging"
+    assert server.post(TEXT, {"prompt": "stall"}).status_code == 503
+    assert server.process.wait(10) == 1
+    assert server.process.stdout is not None
+    assert "in submit" in server.process.stdout.read(), "where every thread was"
 
 
 def test_a_full_queue_is_answered_503_with_a_time_to_come_back(start: Start) -> None:

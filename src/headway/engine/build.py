@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -168,13 +168,19 @@ def _limit_blas(asked: int | None, threads: int) -> None:
         logger.warning("--threads does not reach numpy's linear algebra here; set OMP_NUM_THREADS=%d instead", asked)
 
 
-def build_engine(options: EngineOptions, progress: Progress | None = None, subscribers: Sequence[Fold] = ()) -> Engine:
+def build_engine(
+    options: EngineOptions,
+    progress: Progress | None = None,
+    subscribers: Sequence[Fold] = (),
+    make_writer: Callable[[Path, Header], EventWriter] = EventWriter,
+) -> Engine:
     """Load the model and get everything ready to serve.
 
     Args:
         options: how.
         progress: called while the model is fetched.
         subscribers: folds that receive every event of the engine.
+        make_writer: opens the event log, if one is kept.
 
     Raises:
         HeadwayError: an option cannot be honoured, or the model's files are at fault.
@@ -209,7 +215,7 @@ def build_engine(options: EngineOptions, progress: Progress | None = None, subsc
             profile=msgspec.to_builtins(profile) if timing else None,
             config={"model": model.info.name, "backend": backend.name, "version": __version__},
         )
-        log.subscribe(resources.enter_context(EventWriter(Path(options.event_log), header)))
+        log.subscribe(resources.enter_context(make_writer(Path(options.event_log), header)))
     scheduler = Scheduler(
         limits,
         key=secrets.token_bytes(32),

@@ -11,15 +11,21 @@ Bytes are base64. What was drained before a step lies between the "step" line be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import msgspec
 
 from headway.core.errors import HeadwayError
 from headway.core.events import FORMAT, VERSION, AnyEvent, Header, StepDone
+
+logger = logging.getLogger(__name__)
 
 MOST_LINE_BYTES = 1 << 24  # the names of a prompt of 20 million tokens
 
@@ -67,11 +73,68 @@ class EventWriter:
         except OSError as error:
             raise EventFileError(f"{self._path}: the event log cannot be written: {error.strerror or error}") from None
 
-    def __enter__(self) -> EventWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class ServerEventWriter(EventWriter):
+    """An `EventWriter` that a server outlives: when the disk is full it says so, cuts off what is incomplete, and only
+    counts from then on. Where it grew beyond `max_bytes` it begins anew as soon as no request is live.
+
+    Attributes:
+        lost: events that were not written.
+    """
+
+    def __init__(self, path: Path, header: Header, max_bytes: float = math.inf) -> None:
+        self.lost = 0
+        self._max_bytes = max_bytes
+        self._header = header
+        super().__init__(path, header)
+        self._complete = self._file.tell()  # bytes up to the end of a step
+
+    def __call__(self, event: AnyEvent) -> None:
+        if self._file.closed:
+            self.lost += 1
+            return
+        try:
+            super().__call__(event)
+            if isinstance(event, StepDone):
+                self._complete = self._file.tell()
+        except EventFileError as error:
+            self._give_up(error)
+
+    def rotate(self, header: Callable[[Header], Header]) -> None:
+        """Call it while no request is live: if the file is full, it becomes PATH.1, and a new one begins, with what
+        `header` makes of the first header."""
+        if self._file.closed or self._complete < self._max_bytes:
+            return
+        try:
+            super().close()
+            os.replace(self._path, f"{self._path}.1")
+            super().__init__(self._path, header(self._header))
+            self._complete = self._file.tell()
+        except (EventFileError, OSError) as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        if not self._file.closed:
+            try:
+                super().close()
+            except EventFileError as error:
+                self._give_up(error)
+        if self.lost:
+            logger.warning("%s: %d events were not written", self._path, self.lost)
+
+    def _give_up(self, error: Exception) -> None:
+        logger.error("%s; serving goes on without it", error)
+        self.lost += 1
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
+            os.truncate(self._path, self._complete)
 
 
 def read_header(path: Path) -> Header:

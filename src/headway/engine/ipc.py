@@ -31,19 +31,21 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Status(msgspec.Struct, frozen=True, gc=False):
-    """The KV cache after a turn, in blocks.
+    """The engine after a turn; its KV cache in blocks.
 
     Attributes:
         blocks: of the cache.
         used: owned by requests.
         cached: owned by nobody, but holding a prefix that can be reused.
         block_size: tokens per block.
+        events_lost: events that the event log could not take, since the start.
     """
 
     blocks: int = 0
     used: int = 0
     cached: int = 0
     block_size: int = 32
+    events_lost: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import msgspec
 
 from headway.core.clock import Clock, to_ps, to_seconds
-from headway.core.errors import BadInput, HeadwayError, Rejected
+from headway.core.errors import BadInput, EngineDead, HeadwayError, Rejected
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import StepPlan, StepResult
 from headway.engine.messages import Cancel, Delta, Refusal, Submit
@@ -26,6 +26,9 @@ from headway.scheduling.scheduler import Scheduler
 from headway.scheduling.state import Emission
 from headway.text.output import OutputText
 from headway.text.tokenizer import Tokenizer
+
+MAX_FAILURES = 8  # steps in a row that break; then the executor is taken for broken for good
+MAX_DEADLINE = 1e9  # seconds
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +58,13 @@ class EngineLoop:
         self._eos_ids = frozenset(eos_ids)
         self._texts: dict[str, OutputText] = {}  # by choice id
         self._plans: deque[StepPlan] = deque()  # in flight, oldest first
+        self._failures = 0  # steps in a row that broke
         self._unreported = 0  # ps spent outside of the executor since the last step's event was out
 
     @property
     def idle(self) -> bool:
         """Nothing to do until something is submitted."""
-        return self.scheduler.idle
+        return self.scheduler.idle and self._failures < MAX_FAILURES
 
     def submit(self, message: Submit) -> Refusal | None:
         """Accept a request, or say at once why not."""
@@ -88,6 +92,9 @@ class EngineLoop:
             raise BadInput("prompt", f"holds a token id that is not from 0 to {self._vocab_size - 1}")
         if params.stop and self.tokenizer is None:
             raise BadInput("stop", "this engine has no tokenizer to find strings with; use stop_token_ids")
+        deadline = message.deadline
+        if deadline is not None and not 0 <= deadline <= MAX_DEADLINE:
+            raise BadInput("deadline", f"{deadline!r} is not a number of seconds from 0 to {MAX_DEADLINE:g}")
         if params.seed is None:
             params = _seeded(params)
         limit = self.scheduler.limits.max_model_len
@@ -101,7 +108,7 @@ class EngineLoop:
             max_len=limit if params.max_tokens is None else len(message.tokens) + params.max_tokens,
             arrival=arrival,
             priority=message.priority,
-            deadline=None if message.deadline is None else arrival + to_ps(message.deadline),
+            deadline=None if deadline is None else arrival + to_ps(deadline),
             tenant=message.tenant,
         )
 
@@ -111,7 +118,13 @@ class EngineLoop:
 
     def turn(self) -> list[Delta]:
         """Plan as many steps as the executor takes, and take the result of the oldest -> what every choice gained.
-        Empty when there was nothing to do."""
+        Empty when there was nothing to do.
+
+        Raises:
+            EngineDead: the last `MAX_FAILURES` steps all broke; their rows were told.
+        """
+        if self._failures >= MAX_FAILURES:
+            raise EngineDead(f"the last {self._failures} steps all failed; the log has their tracebacks")
         failure = self._hand_out()
         if not self._plans:
             none = StepResult(step=-1)
@@ -149,9 +162,15 @@ class EngineLoop:
         try:
             if failure is not None:
                 raise failure
-            return self.executor.collect(plan.step), False
+            result = self.executor.collect(plan.step)
+            self._failures = 0
+            return result, False
         except Exception as error:
-            logger.exception("step %d failed; its %d rows end with an error", plan.step, len(plan.work))
+            self._failures += 1
+            logger.exception(
+                "step %d failed, number %d in a row; its %d rows end with an error (tokens by row: %s; %d wait)",
+                plan.step, self._failures, len(plan.work), [work.count for work in plan.work], self.scheduler.waiting,
+            )  # fmt: skip
             self._plans.clear()
             self.executor.reset()
             sentence = f"the engine failed in step {plan.step}: {type(error).__name__}"

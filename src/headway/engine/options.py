@@ -155,6 +155,18 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_queued: Annotated[int, Option("Most requests that wait; a server answers more with 503.", least=1)] = 1024
     max_queued_tokens: Annotated[int, Option("Most prompt tokens that wait.", least=1)] = 4_000_000
     event_log: Annotated[str | None, Option("File for the event log; default: none is kept.")] = None
+    event_log_mib: Annotated[
+        float | None,
+        Option(
+            "A server's event log that is larger becomes FILE.1, in place of an older one, and begins anew as soon as "
+            "no request is live.",
+            above=0,
+        ),
+    ] = None
+    hang_seconds: Annotated[
+        float,
+        Option("A server whose step takes longer writes where all threads are to stderr, and ends.", above=0),
+    ] = 600.0
     deterministic: Annotated[
         bool,
         Option(

@@ -8,11 +8,14 @@ started it is gone.
 
 from __future__ import annotations
 
+import faulthandler
+import math
 import os
 import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +25,8 @@ import msgspec
 
 from headway.cache.kv import KVCache
 from headway.core.errors import HeadwayError
-from headway.core.events import AnyEvent, Finished, Queued
+from headway.core.events import AnyEvent, Finished, Header, Queued
+from headway.engine.event_file import ServerEventWriter
 from headway.engine.ipc import Channel, Command, Failed, Ready, Status, Stop, Turn
 from headway.engine.messages import Cancel, Delta, Refusal, Submit
 from headway.engine.options import EngineOptions
@@ -70,6 +74,8 @@ class Loaded:
         tray: subscribed to the loop's event log.
         status: the cache now.
         close: gives back what the engine holds, and completes its event log.
+        rotate: called when no request is live; begins a new event log if the old one is full.
+        hang_seconds: a turn that takes longer ends the process.
     """
 
     ready: Ready
@@ -77,6 +83,8 @@ class Loaded:
     tray: EventTray
     status: Callable[[], Status]
     close: Callable[[], None]
+    rotate: Callable[[], None] = lambda: None
+    hang_seconds: float = 600.0
 
 
 class Host:
@@ -87,11 +95,15 @@ class Host:
         self._loop = loaded.loop
         self._tray = loaded.tray
         self._status = loaded.status
+        self._rotate = loaded.rotate
+        self.turns = 0
+        self.waits = False  # for a command
 
     def run(self) -> None:
         """Until told to stop."""
         pause = False
         while True:
+            self.turns += 1
             commands = self._commands(pause)
             if any(isinstance(command, Stop) for command in commands):
                 return
@@ -105,7 +117,11 @@ class Host:
     def _commands(self, pause: bool) -> list[Command]:
         """What has come. With nothing to compute, wait for something."""
         if self._loop.idle:
-            return [self._channel.receive(), *self._channel.drain()]  # type: ignore[list-item]
+            self._rotate()
+            self.waits = True
+            first = self._channel.receive()
+            self.waits = False
+            return [first, *self._channel.drain()]  # type: ignore[list-item]
         if pause:
             self._channel.poll(BLOCKED_SECONDS)
         return self._channel.drain()  # type: ignore[return-value]
@@ -137,8 +153,11 @@ def serve(folder: Path, start: Callable[[bytes], Loaded]) -> int:
         loaded = start(line)
         try:
             channel.send(loaded.ready)
-            Host(channel, loaded).run()
+            host = Host(channel, loaded)
+            threading.Thread(target=_end_if_hung, args=(host, loaded.hang_seconds), daemon=True).start()
+            host.run()
         finally:
+            faulthandler.cancel_dump_traceback_later()
             loaded.close()
         return 0
     except HeadwayError as error:
@@ -170,6 +189,17 @@ def _end_with_parent(folder: Path) -> None:
     os._exit(1)
 
 
+def _end_if_hung(host: Host, seconds: float) -> None:
+    """Keeps putting off a timer that writes where all threads are to stderr and ends the process (code 1). It is the
+    system's, and goes off even where a turn that hangs lets no Python run."""
+    turns = -1
+    while True:
+        if host.turns != turns or host.waits:
+            faulthandler.dump_traceback_later(seconds, exit=True)
+            turns = host.turns
+        time.sleep(seconds / 4)
+
+
 def cache_status(cache: KVCache) -> Status:
     """The blocks of all KV groups together."""
     pools = cache.pools
@@ -186,12 +216,24 @@ def start_engine(line: bytes) -> Loaded:
     from headway.engine.build import build_engine
 
     tray = EventTray()
-    engine = build_engine(msgspec.json.decode(line, type=EngineOptions), subscribers=(tray.fold,))
+    options = msgspec.json.decode(line, type=EngineOptions)
+    writers: list[ServerEventWriter] = []
+
+    def make_writer(path: Path, header: Header) -> ServerEventWriter:
+        writers.append(ServerEventWriter(path, header, (options.event_log_mib or math.inf) * 2**20))
+        return writers[-1]
+
+    engine = build_engine(options, subscribers=(tray.fold,), make_writer=make_writer)
     scheduler = engine.loop.scheduler
     limits = scheduler.limits
 
     def status() -> Status:
-        return cache_status(scheduler.cache)
+        lost = sum(writer.lost for writer in writers)
+        return msgspec.structs.replace(cache_status(scheduler.cache), events_lost=lost)
+
+    def rotate() -> None:
+        for writer in writers:
+            writer.rotate(lambda first: scheduler.header(first.profile, first.config))
 
     ready = Ready(
         model=engine.info.name,
@@ -203,7 +245,7 @@ def start_engine(line: bytes) -> Loaded:
         notes=tuple(f"{label}: {amount}" for label, amount in engine.lines()),
         status=status(),
     )
-    return Loaded(ready, engine.loop, tray, status, engine.close)
+    return Loaded(ready, engine.loop, tray, status, engine.close, rotate, options.hang_seconds)
 
 
 if __name__ == "__main__":

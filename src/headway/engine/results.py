@@ -85,9 +85,9 @@ class Completion:
         choice.text += delta.text
         choice.logprobs += delta.logprobs
         choice.token_times += [to_seconds(delta.at - self.arrival)] * len(delta.tokens)
-        choice.finish = delta.finish
         self.prompt_logprobs += delta.prompt_logprobs
         if delta.choice == 0:
             self.cached_tokens = delta.cached
         if self.listener is not None:
             self.listener(delta)
+        choice.finish = delta.finish  # last: whoever sees the end has got everything before it

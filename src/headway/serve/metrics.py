@@ -278,6 +278,7 @@ class Metrics:
         yield "http_requests_total", counter, "HTTP requests answered.", http
         yield "steps_total", counter, "Engine steps.", t.steps
         yield "executor_resets_total", counter, "Steps in which the executor broke.", t.executor_resets
+        yield "event_log_lost_total", counter, "Events that the event log could not take.", status.events_lost
         yield "step_seconds_total", counter, "Time spent in steps.", t.busy
         yield "step_predicted_steps_total", counter, "Steps the step-time model predicted.", t.predicted_steps
         yield "step_predicted_seconds_total", counter, "Time the model predicted for them.", t.predicted_seconds
