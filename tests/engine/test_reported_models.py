@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from headway import LLM, SamplingParams
-from headway.core.errors import ModelFileError
+from headway.core.errors import BadInput, ModelFileError
 from headway.model.load import describe
+from headway.ops import native
+from headway.text.tokenizer import Tokenizer
 from tests.model.test_checkpoint import change, tiny_gguf
 from tests.serve.conftest import write_tiny_checkpoint
+from tests.text.small_tokenizers import gguf_metadata, gguf_source, train_byte_level
 
 SMALL: dict[str, Any] = {"backend": "reference", "kv_cache_gib": 0.01}
 
@@ -94,3 +97,54 @@ def test_a_gguf_header_may_say_how_to_sample(tmp_path: Path) -> None:
     keys = {"general.sampling.temp": 0.25, "general.sampling.top_k": 5, "general.sampling.penalty_repeat": 1.5}
     stated = describe(tiny_gguf(tmp_path / "m.gguf", **keys)).sampling.values
     assert stated == {"temperature": 0.25, "top_k": 5, "repetition_penalty": 1.5}
+
+
+BACKENDS = [
+    {"backend": "reference"},
+    pytest.param({"backend": "native"}, marks=pytest.mark.skipif(not native.available(), reason="not built")),
+    pytest.param(
+        {"backend": "native", "weights": "int4"}, marks=pytest.mark.skipif(not native.available(), reason="not built")
+    ),
+]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS, ids=str)
+def test_t2_029_ids_that_pad_the_vocabulary_do_not_exist(tmp_path: Path, backend: dict[str, Any], tied: bool) -> None:
+    names = train_byte_level().get_vocab_size()
+    write_tiny_checkpoint(tmp_path, rows=names + 41)
+    if tied:
+        change(tmp_path / "config.json", tie_word_embeddings=True)
+    with LLM(tmp_path, **SMALL | backend, pack_cache=False) as llm:
+        params = SamplingParams(temperature=2, max_tokens=20, ignore_eos=True, logprobs=20, prompt_logprobs=20)
+        seen: set[int] = set()
+        for completion in llm.generate(["a", "the", "fox"] * 8, params):
+            (choice,) = completion.choices
+            seen |= set(choice.tokens) | {id for one in choice.logprobs for id, _ in one.top}
+            seen |= {id for one in completion.prompt_logprobs for id, _ in one.top}
+        assert len(seen) > names / 2 and max(seen) < names
+        for wrong in ({"logit_bias": ((names, 100.0),)}, {"stop_token_ids": (names,)}):
+            with pytest.raises(BadInput, match=f"token id {names} is not below"):
+                llm.generate("a", SamplingParams(max_tokens=1, **wrong))
+        with pytest.raises(BadInput, match=f"from 0 to {names - 1}"):
+            llm.generate([[names + 5]], SamplingParams(max_tokens=1))
+        assert llm.engine.tokenizer.decode([names, names + 40]) == ""
+
+
+def test_t2_029_the_ids_that_pad_a_gguf_are_its_unused_ones_at_the_end() -> None:
+    metadata = gguf_metadata(train_byte_level(), "gpt-2")
+    size = len(metadata["tokenizer.ggml.tokens"])
+    metadata["tokenizer.ggml.tokens"] += ["[PAD1]", "<tool>", "[PAD2]", "[PAD3]"]
+    metadata["tokenizer.ggml.token_type"] += [5, 4, 5, 5]
+    assert Tokenizer(gguf_source(metadata)).vocab_size == size + 2
+
+
+def test_t2_029_a_name_without_a_row_is_refused_when_it_is_used(tmp_path: Path) -> None:
+    tokenizer = train_byte_level()
+    rows = tokenizer.get_vocab_size()
+    tokenizer.add_tokens(["<extra>"])
+    write_tiny_checkpoint(tmp_path, tokenizer, rows=rows)
+    with LLM(tmp_path, **SMALL) as llm:
+        llm.generate("fine", SamplingParams(max_tokens=1))
+        with pytest.raises(BadInput, match="prompt: the model has no embedding for '<extra>'"):
+            llm.generate("an <extra> word", SamplingParams(max_tokens=1))

@@ -24,7 +24,7 @@ from headway.engine.machine import free_memory, usable_cores, wall_clock
 from headway.engine.options import EngineOptions
 from headway.engine.profile import saved_profile, step_time
 from headway.executor.model import ModelExecutor
-from headway.model.load import Model, ModelInfo, load
+from headway.model.load import Model, ModelInfo, open_model
 from headway.model.source import DEFAULT_MODEL, Progress, cache_folder
 from headway.ops.protocol import Backend
 from headway.ops.registry import Setup, backends, find_backend
@@ -198,9 +198,10 @@ def build_engine(
             f"with {options.block_size}, attention sums in an order of its own; --deterministic accepts {accepted}",
         )
     free = free_memory()
-    model = load(DEFAULT_MODEL if options.model is None else options.model, backend, progress, free)
+    opened = open_model(DEFAULT_MODEL if options.model is None else options.model, progress)
+    tokenizer = Tokenizer(opened.info.tokenizer)
+    model = opened.prepare(backend, free, tokenizer.vocab_size)
     limits, memory = _limits(options, model, backend.weight_bytes, free)
-    tokenizer = Tokenizer(model.info.tokenizer)
     profile = saved_profile()
     budget, timing = _budget(options, model, backend, profile)
     ttl = to_ps(options.prefix_ttl)
@@ -231,7 +232,7 @@ def build_engine(
         scheduler=scheduler,
         executor=ModelExecutor(backend, model.forward, model.groups, limits),
         clock=wall_clock(),
-        vocab_size=model.info.vocab_size,
+        vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer,
         eos_ids=tokenizer.eos_ids,
     )

@@ -238,7 +238,7 @@ def start_engine(line: bytes) -> Loaded:
     ready = Ready(
         model=engine.info.name,
         max_model_len=limits.max_model_len,
-        vocab_size=engine.info.vocab_size,
+        vocab_size=engine.tokenizer.vocab_size,
         max_rows=limits.max_rows,
         default_params=engine.default_params,
         step_times="none" if engine.timing is None else engine.timing.label,

@@ -84,7 +84,10 @@ def _gguf_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> TokenizerSource:
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise fields.fault("tokenizer.ggml.tokens", "must be a list of strings")
     if len(tokens) > vocab_size:
-        raise fields.fault("tokenizer.ggml.tokens", f"{len(tokens)} tokens but the embedding has {vocab_size} rows")
+        raise fields.fault(
+            "tokenizer.ggml.tokens",
+            f"{len(tokens)} tokens but the embedding has {vocab_size} rows; {shown(tokens[vocab_size])} has none",
+        )
     ends = [fields.token_id(f"tokenizer.ggml.{kind}_token_id", vocab_size) for kind in ("eos", "eot", "eom")]
     template, add_bos = "tokenizer.chat_template", "tokenizer.ggml.add_bos_token"
     return TokenizerSource(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.model.blocks import Weights
 from headway.model.checkpoint import Checkpoint
@@ -34,6 +34,12 @@ class Decoder:
     parts: dict[str, str]
     groups: Callable[[float], tuple[KVGroup, ...]]
     build: Callable[[Weights], Forward]
+
+    def cut(self, vocab_size: int) -> Decoder:
+        """The same with no more than `vocab_size` rows in embedding and output matrix."""
+        tables = {role: self.weights[role].first_rows(vocab_size) for role in ("embed", "head") if role in self.weights}
+        rows = min(vocab_size, self.config.vocab_size)
+        return replace(self, config=replace(self.config, vocab_size=rows), weights=self.weights | tables)
 
 
 def decoder_of(checkpoint: Checkpoint, config: DecoderConfig, layer: Mapping[str, TensorSpec], build: Build) -> Decoder:

@@ -79,49 +79,86 @@ class Model:
     forward: Forward
 
 
+@dataclass(frozen=True)
+class OpenModel:
+    """A model of which the headers were read, and no tensor."""
+
+    info: ModelInfo
+    decoder: Decoder
+
+    def prepare(self, backend: Backend, room: float = math.inf, vocab_size: int | None = None) -> Model:
+        """Its weights on a backend.
+
+        Args:
+            room: bytes that they may take.
+            vocab_size: tokens to have: rows that pad embedding and output matrix are left out, so that no id beyond can
+                be drawn; None = all rows.
+
+        Raises:
+            ModelFileError: a tensor is broken.
+            BadInput: the weights are larger than `room`, as stored (before any is read) or prepared.
+        """
+        info, decoder = self.info, self.decoder if vocab_size is None else self.decoder.cut(vocab_size)
+        if info.weight_bytes > room:
+            needed, free = info.weight_bytes / 2**30, room / 2**30
+            raise BadInput("model", f"the weights of {info.name} take {needed:.2f} GiB; {free:.2f} are free")
+        groups = decoder.groups(backend.kv_dtype_bytes)
+        prepared, taken = {}, Counter[str]()
+        for role, weight in decoder.weights.items():
+            before, part = backend.weight_bytes, decoder.parts[role]
+            prepared[role] = backend.prepare(replace(weight, part=part))
+            if weight.origin is not None:
+                weight.origin.forget()
+            taken[part] += backend.weight_bytes - before
+            if backend.weight_bytes > room:  # some formats take more room in the form that is computed with
+                raise BadInput(
+                    "model", f"the weights of {info.name} take more than the {room / 2**30:.2f} GiB that are free"
+                )
+        return Model(info, groups, _shape(info, decoder, taken, groups), decoder.build(prepared))
+
+
 def describe(source: str | Path, progress: Progress | None = None) -> ModelInfo:
-    """What a model is, from headers alone: no tensor is read. A `package:` source is fetched if it is not cached.
+    """What a model is. Arguments and errors as of `open_model`."""
+    return open_model(source, progress).info
+
+
+def load(source: str | Path, backend: Backend, progress: Progress | None = None, room: float = math.inf) -> Model:
+    """A model with all rows of its vocabulary. Arguments and errors as of `open_model` and `OpenModel.prepare`."""
+    return open_model(source, progress).prepare(backend, room)
+
+
+def open_model(source: str | Path, progress: Progress | None = None) -> OpenModel:
+    """Read a model's headers. A `package:` source is fetched if it is not cached.
 
     Raises:
         ModelFileError: the files are missing, broken, or of an unsupported kind; names file, tensor and fault.
         BadInput: the source is not one.
     """
-    return _open(source, progress)[0]
-
-
-def load(source: str | Path, backend: Backend, progress: Progress | None = None, room: float = math.inf) -> Model:
-    """Prepare a model's weights on a backend.
-
-    Args:
-        room: bytes that they may take.
-
-    Raises:
-        ModelFileError: as `describe`.
-        BadInput: as `describe`; also weights that are larger than `room`, as stored (before any is read) or prepared.
-    """
-    info, decoder = _open(source, progress)
-    if info.weight_bytes > room:
-        raise BadInput(
-            "model", f"the weights of {info.name} take {info.weight_bytes / 2**30:.2f} GiB; {room / 2**30:.2f} are free"
+    path = resolve(source, progress)
+    checkpoint = open_checkpoint(path)
+    if checkpoint.architecture not in FAMILIES:
+        raise ModelFileError(
+            f"{path}: architecture {shown(checkpoint.architecture)} is not supported; accepted: {', '.join(FAMILIES)}"
         )
-    groups = decoder.groups(backend.kv_dtype_bytes)
-    prepared, taken = {}, Counter[str]()
-    for role, weight in decoder.weights.items():
-        before, part = backend.weight_bytes, decoder.parts[role]
-        prepared[role] = backend.prepare(replace(weight, part=part))
-        if weight.origin is not None:
-            weight.origin.forget()
-        taken[part] += backend.weight_bytes - before
-        if backend.weight_bytes > room:  # some formats take more room in the form that is computed with
-            raise BadInput(
-                "model", f"the weights of {info.name} take more than the {room / 2**30:.2f} GiB that are free"
-            )
-    return Model(info, groups, _shape(info, decoder, taken, groups), decoder.build(prepared))
+    decoder = FAMILIES[checkpoint.architecture](checkpoint)
+    weights = decoder.weights.values()
+    info = ModelInfo(
+        name=path.stem if checkpoint.gguf else path.resolve().name,
+        path=path,
+        architecture=checkpoint.architecture,
+        config=decoder.config,
+        tokenizer=tokenizer_source(checkpoint, decoder.config.vocab_size),
+        sampling=sampling_defaults(checkpoint),
+        parameters=sum(math.prod(weight.shape) for weight in weights),
+        weight_bytes=sum(len(weight.data) for weight in weights),
+        formats=dict(Counter(weight.format for weight in weights)),
+    )
+    return OpenModel(info, decoder)
 
 
 def _shape(info: ModelInfo, decoder: Decoder, taken: Mapping[str, int], groups: tuple[KVGroup, ...]) -> ModelShape:
     """taken: bytes by part, as the backend holds them."""
-    config = info.config
+    config = decoder.config
     params = Counter[str]()
     for role, weight in decoder.weights.items():
         params[decoder.parts[role]] += math.prod(weight.shape)
@@ -142,26 +179,3 @@ def _shape(info: ModelInfo, decoder: Decoder, taken: Mapping[str, int], groups: 
         weight_format=max(info.formats, key=info.formats.__getitem__),
         head_format=decoder.weights["embed" if config.tied else "head"].format,
     )
-
-
-def _open(source: str | Path, progress: Progress | None) -> tuple[ModelInfo, Decoder]:
-    path = resolve(source, progress)
-    checkpoint = open_checkpoint(path)
-    if checkpoint.architecture not in FAMILIES:
-        raise ModelFileError(
-            f"{path}: architecture {shown(checkpoint.architecture)} is not supported; accepted: {', '.join(FAMILIES)}"
-        )
-    decoder = FAMILIES[checkpoint.architecture](checkpoint)
-    weights = decoder.weights.values()
-    info = ModelInfo(
-        name=path.stem if checkpoint.gguf else path.resolve().name,
-        path=path,
-        architecture=checkpoint.architecture,
-        config=decoder.config,
-        tokenizer=tokenizer_source(checkpoint, decoder.config.vocab_size),
-        sampling=sampling_defaults(checkpoint),
-        parameters=sum(math.prod(weight.shape) for weight in weights),
-        weight_bytes=sum(len(weight.data) for weight in weights),
-        formats=dict(Counter(weight.format for weight in weights)),
-    )
-    return info, decoder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -56,6 +56,13 @@ class Weight:
     data: np.ndarray
     origin: Origin | None = None
     part: str = ""
+
+    def first_rows(self, rows: int) -> Weight:
+        """Its first `rows` rows, as a view; itself if it has no more."""
+        if rows >= self.shape[0]:
+            return self
+        size = len(self.data) // self.shape[0] * rows
+        return replace(self, shape=(rows, *self.shape[1:]), data=self.data[:size])
 
     def dequantise(self) -> np.ndarray:
         """The whole weight as float32 of `shape`. Of an f32 weight this is a view, not a copy."""

@@ -32,7 +32,7 @@ class ModelText:
         self._tokenizer.encode_around("", {})  # builds what it needs now, not while the event loop waits for it
         source = info.tokenizer.chat_template
         self._template = None if source is None else ChatTemplate(source, self._tokenizer.template_tokens())
-        self.vocab_size = info.vocab_size
+        self.vocab_size = self._tokenizer.vocab_size
         self.bos_id = self._tokenizer.bos_id
         self.knows_developer = source is not None and "developer" in source
         self.longest_token = max(len(self.token_bytes(id)) for id in range(self.vocab_size))

@@ -14,7 +14,7 @@ class TokenizerSource(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: "hf" (a folder with tokenizer.json) or "gguf" (the header of a GGUF file).
         path: the folder (hf) or the file (gguf); for reading tokenizer.json, and for error messages.
-        vocab_size: rows of the model's embedding; a token id is below this. A tokenizer may know fewer.
+        vocab_size: rows of the model's embedding. A tokenizer may name fewer tokens: see `Tokenizer.vocab_size`.
         metadata: hf: the whole of tokenizer_config.json ({} if there is none). gguf: every header key that starts
             with "tokenizer." (full key names): `tokenizer.ggml.model`, `.pre`, `.tokens` (list of str),
             `.token_type` (list of int), `.merges` (list of str "left right"), `.add_space_prefix`, ...

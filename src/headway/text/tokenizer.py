@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,7 @@ class Tokenizer:
 
     Attributes:
         source: what the checkpoint says about it.
-        vocab_size: rows of the model's embedding; every id is below.
+        vocab_size: every id is below: rows of the model's embedding, without those at the end that stand for no token.
         bos_id: id put before a text; None if there is none.
         eos_ids: ids that end a generation, whichever of the checkpoint's files names them.
         special_ids: control tokens by their text, such as "<|im_end|>".
@@ -39,11 +39,14 @@ class Tokenizer:
         """
         self.source = source
         self._aside = aside
-        self.vocab_size = source.vocab_size
         self.bos_id = source.bos_id
         gguf = source.kind == "gguf"
         self._tokenizer, decoder = (gguf_bpe.build(source), gguf_bpe.DECODER) if gguf else _read(source)
         self._add_bos = gguf and gguf_bpe.adds_bos(source)
+        unused = gguf_bpe.unused_ids(source) if gguf else frozenset()
+        self.vocab_size = self._named(source.vocab_size, unused)
+        if not self.vocab_size:
+            raise ModelFileError(f"{source.path}: the tokenizer names none of the model's {source.vocab_size} tokens")
         self._decoder = token_decoder(decoder, str(source.path))
         self.strip = self._decoder.strip
         added = self._tokenizer.get_added_tokens_decoder()
@@ -54,8 +57,13 @@ class Tokenizer:
         self._special_starts = {name[:2] for name in self.special_ids}
         # Added tokens are matched in text as they are, so they also stand for their text as it is.
         self._bytes = {number: token.content.encode() for number, token in added.items()}
-        if gguf:
-            self._bytes |= dict.fromkeys(gguf_bpe.unused_ids(source), b"")
+        self._bytes |= dict.fromkeys(unused, b"")
+
+    def _named(self, rows: int, unused: Collection[int]) -> int:
+        """Ids below `rows` up to the last that stands for a token."""
+        while rows and (rows - 1 in unused or self._tokenizer.id_to_token(rows - 1) is None):
+            rows -= 1
+        return rows
 
     def _end_ids(self) -> tuple[int, ...]:
         """The source's, and the `eos_token` of tokenizer_config.json."""
