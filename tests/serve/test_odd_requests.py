@@ -92,3 +92,50 @@ def test_control_tokens_in_stop_and_text(server: Server) -> None:
     names = [entry["token"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]
              for entry in choice["logprobs"]["content"]]  # fmt: skip
     assert names == ["a", "<eos>"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_prompt_is_scored_without_an_answer(server: Server, stream: bool, n: int) -> None:
+    body = {"prompt": ["say:a", [104, 105]], "echo": True, "logprobs": 1, "max_tokens": 0, "n": n, "stream": stream}
+    answer = (streamed if stream else whole)(server, TEXT, body)
+    with_one = whole(server, TEXT, {**body, "max_tokens": 1, "stream": False})
+    assert len(answer) == 2 * n
+    for index, (text, logprobs, reason) in answer.items():
+        assert (text, reason) == (["say:a", "hi"][index // n], "length")
+        assert logprobs == {name: values[: len(text)] for name, values in with_one[index][1].items()}
+    if not stream:
+        assert server.post(TEXT, body).json()["usage"]["completion_tokens"] == 0
+    assert server.post(TEXT, {**body, "echo": False}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("prompts", "field"),
+    [
+        (["a", "x" * 5000], "prompt[1]"),
+        (["a", "x" * 500_000], "prompt[1]"),
+        ([[1], [1, 999]], "prompt[1]"),
+        ([[1], []], "prompt[1]"),
+        (["x" * 5000], "prompt"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_of_many_prompts_the_one_at_fault_is_named(server: Server, prompts: Any, field: str) -> None:
+    error = server.post(TEXT, {"prompt": prompts}).json()["error"]
+    assert error["param"] == field and error["message"].startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("value", [2**31, 2**63, 2**64, 10**60, -(2**64)])
+def test_no_integer_is_too_large_to_be_refused(server: Server, value: int) -> None:
+    fields = ["max_tokens", "min_tokens", "top_k", "n", "seed", "logprobs", "best_of", "stop_token_ids", "prompt"]
+    for field in fields:
+        body = {"prompt": "say:a", field: [value] if field in ("stop_token_ids", "prompt") else value}
+        status = server.post(TEXT, body).status_code
+        assert status == 400 or (field == "seed" and value == 2**31), (field, value)
+    for field in ("max_completion_tokens", "top_logprobs"):
+        body = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, field: value}
+        assert server.post(CHAT, body).status_code == 400
+    assert server.post("/detokenize", {"tokens": [value]}).status_code == 400
+    for field in ("num_predict", "top_k", "seed"):
+        body = {"model": "scripted", "prompt": "say:a", "options": {field: value}}
+        assert server.post("/api/generate", body).status_code == (200 if field == "seed" and value == 2**31 else 400)

@@ -11,13 +11,14 @@ from typing import Any
 
 import msgspec
 
-from headway.core.errors import BadInput
+from headway.core.errors import BadInput, shown
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_LOGPROBS = 64
 MAX_CHOICES = 128
 MAX_SEED = 2**63 - 1
+MAX_INTEGER = 2**31 - 1  # what fits everywhere: files, messages, kernels
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,9 +118,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def _integer(field: str, value: int, low: int, high: int | None) -> None:
-    accepted = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        raise BadInput(field, f"{value!r} is not {accepted}")
+    most = MAX_INTEGER if high is None else high
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= most:
+        open_end = high is None and not (isinstance(value, int) and value > most)
+        raise BadInput(
+            field, f"{shown(value)} is not an integer {f'>= {low}' if open_end else f'from {low} to {most}'}"
+        )
 
 
 def _number(field: str, value: float, low: float, high: float, open_low: bool = False) -> None:

@@ -46,7 +46,7 @@ class Query:
         messages: a conversation to answer; None = `prompts` are to be continued.
         prompts: texts or token ids; the choices of an answer are numbered prompt by prompt.
         params: how to sample; its `max_tokens` is not looked at.
-        max_tokens: most tokens to generate; None = what the context holds.
+        max_tokens: most tokens to generate; None = what the context holds, 0 = none, for the sake of an echo.
         max_context: most tokens of prompt and output together, if that is less than the model's context.
         stream: answer piece by piece.
         echo: the answer begins with the prompt.
@@ -164,7 +164,7 @@ class Answer:
             Submit(
                 id=f"{self.id}-{number}",
                 tokens=prompt.tokens,
-                params=replace(query.params, max_tokens=room),
+                params=replace(query.params, max_tokens=max(room, 1)),  # of 0 wanted one is made, and dropped
                 arrival=arrival,
                 tenant=tenant,
             )
@@ -230,6 +230,8 @@ class Answer:
                 raise ApiError(output.status, output.message, code=output.code, retry_after=retry)
             if output.finish is not None and output.finish.reason not in ("stop", "length"):
                 raise failure(output.finish)
+            if self.query.max_tokens == 0:
+                output = replace(output, tokens=(), text="", logprobs=(), finish=output.finish and Finish("length"))
             choice = self._choices[output.id, output.choice]
             if output.choice == 0:
                 choice.prompt.cached = output.cached

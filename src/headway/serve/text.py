@@ -84,10 +84,12 @@ class PromptReader:
             HeadwayError: the request is at fault.
         """
         if query.messages is not None:
-            tokenised = [Prompt(self.chat(query.messages))]
+            tokenised, fields = [Prompt(self.chat(query.messages))], [query.field]
         else:
-            tokenised = [self._prompt(prompt, query.echo) for prompt in query.prompts]
-        rooms = [self._room(len(prompt.tokens), query) for prompt in tokenised]
+            many = len(query.prompts) > 1
+            fields = [f"{query.field}[{index}]" if many else query.field for index in range(len(query.prompts))]
+            tokenised = [self._prompt(*one, query.echo) for one in zip(query.prompts, fields, strict=True)]
+        rooms = [self._room(len(one.tokens), field, query) for one, field in zip(tokenised, fields, strict=True)]
         return Answer(query, list(zip(tokenised, rooms, strict=True)), model, tenant, arrival)
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -98,22 +100,22 @@ class PromptReader:
         self._check_length(sum(len(text) for message in plain for text in message.values()), "messages")
         return tuple(self.text.encode_chat(plain))
 
-    def _prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
+    def _prompt(self, prompt: str | list[int], field: str, echo: bool) -> Prompt:
         if isinstance(prompt, str):
-            tokens = self.text_tokens(prompt)
+            tokens = self.text_tokens(prompt, field=field)
         else:
-            self.check_ids(prompt, "prompt")
+            self.check_ids(prompt, field)
             tokens = tuple(prompt)
         if not tokens:
-            raise ApiError(400, "prompt: it holds no token", param="prompt", code="empty_prompt")
+            raise ApiError(400, f"{field}: it holds no token", param=field, code="empty_prompt")
         if not echo:
             return Prompt(tokens)
         if isinstance(prompt, str):
             return Prompt(tokens, prompt, hidden=tokens[0] == self.text.bos_id)
         return Prompt(tokens, self.text.decode(tokens, skip_special=False))
 
-    def text_tokens(self, text: str, add_special: bool = True) -> tuple[int, ...]:
-        self._check_length(len(text), "prompt")
+    def text_tokens(self, text: str, add_special: bool = True, field: str = "prompt") -> tuple[int, ...]:
+        self._check_length(len(text), field)
         return tuple(self.text.encode(text, add_special))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -142,7 +144,7 @@ class PromptReader:
             problem = f"{characters} characters are more than the context of {self.max_model_len} tokens can hold"
             raise ApiError(400, f"{field}: {problem}", param=field, code="context_length_exceeded")
 
-    def _room(self, tokens: int, query: Query) -> int:
+    def _room(self, tokens: int, field: str, query: Query) -> int:
         """How many tokens a prompt of `tokens` may generate: what is wanted, or all that the context holds.
 
         Raises:
@@ -152,7 +154,7 @@ class PromptReader:
         left = context - tokens
         if left < 1:
             problem = f"the prompt has {tokens} tokens; the context holds {context}, one of them for output"
-            raise ApiError(400, f"{query.field}: {problem}", param=query.field, code="context_length_exceeded")
+            raise ApiError(400, f"{field}: {problem}", param=field, code="context_length_exceeded")
         if query.max_tokens is not None and query.max_tokens > left:
             problem = (
                 f"{query.limit_field}: {tokens} prompt tokens + {query.max_tokens} output tokens are more than the "

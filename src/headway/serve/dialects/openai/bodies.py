@@ -216,9 +216,8 @@ def sampling_params(body: Sampling, vocab_size: int, defaults: SamplingParams) -
         raise BadInput("stop_token_ids", f"{len(stop_ids)} ids; at most {MAX_STOP_IDS} are accepted")
     for token in stop_ids:
         _in_vocabulary("stop_token_ids", token, vocab_size)
-    limit = body.limit()
     given: dict[str, Any] = {
-        "max_tokens": limit,
+        "max_tokens": 1 if body.limit() == 0 and getattr(body, "echo", None) else body.limit(),  # 0: to score a prompt
         "temperature": body.temperature,
         "top_p": body.top_p,
         "top_k": 0 if body.top_k == -1 else body.top_k,
