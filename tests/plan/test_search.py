@@ -134,8 +134,8 @@ def test_the_context_limit_printed_is_one_that_starts(tmp_path: Path) -> None:
     answer = ranked(wanted, from_trace(trace), target)
     assert answer.deployments == []
     assert "the longest request, 60200 tokens: its cache takes 7.9 GB" in answer.rejected[0].reason
-    row = ranked(wanted, Traffic(0.0005, 100, 16000), Target()).deployments[0]
-    assert 16100 <= row.max_model_len < 32768, "twice the mean does not fit: less is set"
+    row = ranked(wanted, Traffic(0.0005, 100, 24000), Target()).deployments[0]
+    assert 24100 <= row.max_model_len < 48200, "twice the mean does not fit: less is set"
     assert f"--max-model-len {row.max_model_len} " in row.flags["vllm"]
 
 
@@ -216,7 +216,7 @@ def test_single_targets_win_over_those_of_the_list() -> None:
 BAD = {
     "--slo": lambda: options.target(None, None, "e2e=1s", 99),
     "--rate": lambda: options.traffic(None, None, 1, 1, None),
-    "--prices": lambda: options.prices("h100-sxm=cheap"), "--hardware": lambda: options.devices("h100,h999"),
+    "--prices": lambda: options.parse_prices("h100-sxm=cheap"), "--hardware": lambda: options.devices("h100,h999"),
     "--percentile": lambda: ranked(Wanted((H100,)), target=Target(share=1.0)),
     "--cache-hit": lambda: ranked(Wanted((H100,)), msgspec.structs.replace(TRAFFIC, cache_hit=1.0)),
     "--input-tokens": lambda: ranked(Wanted((H100,)), msgspec.structs.replace(TRAFFIC, input_tokens=0)),

@@ -34,29 +34,29 @@ SPARSE = 1.9  # a peak this many times the dense one is the 2:4-sparse figure
 MOST_DRAFTS = 8  # tokens per step beyond which speculation is no explanation
 
 
-def audit(path: Path) -> Audit:
+def audit(file: Path) -> Audit:
     """Judge every row of a CSV of claims.
 
     Raises:
         BadInput: no such file, no header, or none of the columns a check needs.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
+        with file.open(newline="", encoding="utf-8-sig") as opened:
+            reader = csv.DictReader(opened)
             names = reader.fieldnames or []
             rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput("FILE", f"cannot read {path}: {error}") from None
+        raise BadInput("FILE", f"cannot read {file}: {error}") from None
     for needed in ("hardware", "tok_s"):
         if not any(name in names for name in COLUMNS[needed]) and not (
             "tpot_ms" in names or "silicon_tpot_ms" in names
         ):
             accepted = ", ".join(COLUMNS[needed])
-            raise BadInput("FILE", f"{path} has no column for {needed}; accepted: {accepted}")
+            raise BadInput("FILE", f"{file} has no column for {needed}; accepted: {accepted}")
     claims = [judge(number, row) for number, row in enumerate(rows, start=2)]
     flagged = [claim for claim in claims if claim.flags]
     return Audit(
-        file=str(path), rows=len(claims), checked=sum(1 for claim in claims if not claim.unchecked),
+        file=str(file), rows=len(claims), checked=sum(1 for claim in claims if not claim.unchecked),
         flagged=len(flagged), unchecked=dict(Counter(claim.unchecked for claim in claims if claim.unchecked)),
         claims=flagged,
     )  # fmt: skip

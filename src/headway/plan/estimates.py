@@ -95,7 +95,7 @@ def served(
     )  # fmt: skip
 
 
-def estimate(setup: Setup, concurrency: float, input_tokens: float, output_tokens: float) -> Served:
+def estimate(setup: Setup, concurrency: int = 64, input_tokens: int = 2000, output_tokens: int = 500) -> Served:
     """TTFT and TPOT of served requests with p10-p90 ranges, or bounds and the reason for abstaining."""
     replica = setup.replica()
     deployment = served(

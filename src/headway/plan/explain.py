@@ -16,7 +16,7 @@ from headway.roofline.textbook import Replica, decode, requantised
 from headway.shape.formats import nominal_bytes
 
 
-def explain(setup: Setup, batch: int | None, context: int, tpot_ms: float | None = None) -> Explained:
+def explain(setup: Setup, batch: int | None = None, context: int = 4096, tpot_ms: float | None = None) -> Explained:
     """A waterfall of the step, its binding constraint, and the effect of one change at a time, each at the batch then
     possible. Without a batch: the largest possible."""
     replica = setup.replica(BOUNDS)

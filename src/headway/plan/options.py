@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from headway.core.errors import BadInput
 from headway.core.slo import parse_slo
-from headway.plan.models import load_device
+from headway.plan.answers import Search
+from headway.plan.models import load_device, load_shape
+from headway.plan.search import Wanted, search
 from headway.plan.traffic import Target, Traffic, from_trace
 from headway.roofline.hardware import Hardware, hardware_catalogue
+
+
+def find(
+    model: str, hardware: str, rate: float | None = None, input_tokens: float = 2000, output_tokens: float = 500,
+    trace: Path | None = None, cache_hit: float | None = None, ttft_ms: float | None = None,
+    tpot_ms: float | None = None, slo: str | None = None, percentile: float = 99.0, precision: str = "stored",
+    kv: str | None = None, degrees: Sequence[int] = (1, 2, 4, 8), split: bool = True, budget: float | None = None,
+    prices: str | None = None, most: int = 10, engine: str = "vllm",
+) -> Search:  # fmt: skip
+    """`search` with everything as users write it."""
+    wanted = Wanted(
+        devices(hardware), tuple(precision.split(",")), kv, tuple(degrees), split, budget, parse_prices(prices), most,
+        engine,
+    )  # fmt: skip
+    asked = traffic(trace, rate, input_tokens, output_tokens, cache_hit)
+    return search(model, load_shape(model), asked, target(ttft_ms, tpot_ms, slo, percentile), wanted)
 
 
 def traffic(
@@ -46,7 +65,7 @@ def devices(text: str) -> tuple[Hardware, ...]:
     return tuple(found.values())
 
 
-def prices(text: str | None) -> dict[str, float]:
+def parse_prices(text: str | None) -> dict[str, float]:
     """`h100-sxm=2,b200=4` as dollars per GPU-hour by catalogued name."""
     found = {}
     for part in text.split(",") if text else ():

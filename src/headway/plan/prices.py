@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from headway.core.errors import BadInput
@@ -15,20 +17,6 @@ from headway.roofline.cost import price_ratio, price_table, token_cost
 from headway.roofline.hardware import Hardware
 from headway.roofline.speculation import Draft
 from headway.roofline.textbook import decode, not_negative
-
-
-class Pricing(msgspec.Struct, frozen=True):
-    """Options of `cost` beside the set-up."""
-
-    batch: int | None = None
-    context: int = 4096
-    input_tokens: int = 2000
-    price: float | None = None
-    mfu: float = 0.5
-    cache_hit: float = 0.0
-    hit_cost: float = 0.0
-    utilisation: float = 1.0
-    tpot_ms: float | None = None
 
 
 def price_of(device: Hardware, given: float | None) -> tuple[float, str]:
@@ -57,64 +45,77 @@ def input_note(mfu: float) -> tuple[str, ...]:
     return () if mfu == 1 else (f"prices of input are estimates: prefill at an assumed {mfu:.0%} MFU (--mfu)",)
 
 
-def cost(setup: Setup, pricing: Pricing) -> Cost:
-    """$/M input and output tokens (B9). Without a batch: the largest that fits (and meets the TPOT target)."""
+def cost(
+    setup: Setup, table: bool = False, batches: Sequence[int] = (1, 8, 64, 256), batch: int | None = None,
+    context: int | None = None, input_tokens: int = 2000, price: float | None = None, mfu: float = 0.5,
+    cache_hit: float = 0.0, hit_cost: float = 0.0, utilisation: float = 1.0, tpot_ms: float | None = None,
+) -> Cost | CostTable:  # fmt: skip
+    """$/M input and output tokens (B9). Without a batch: the largest that fits (and meets the TPOT target). With
+    `table`: by batch, from `mfu`, `price` and the weights alone; of the first text's example if nothing is named."""
+    if table:
+        if setup.model is None and setup.hardware is None:  # the text's rounded peak included
+            setup = msgspec.structs.replace(
+                setup, model="llama-3.1-405b", hardware="h100-rounded-1e15", gpus=8, precision="fp8", kv="fp8"
+            )
+        return _cost_table(setup, batches, 8192 if context is None else context, price, mfu)
+    context = 4096 if context is None else context
     replica = setup.replica(BOUNDS)
-    price, source = price_of(replica.hardware, pricing.price)
-    tpot = None if pricing.tpot_ms is None else pricing.tpot_ms * 1e-3
-    found = capacity(replica, max(pricing.context, 1), tpot)
-    batch = found.batch if pricing.batch is None else pricing.batch
+    hourly, source = price_of(replica.hardware, price)
+    found = capacity(replica, max(context, 1), None if tpot_ms is None else tpot_ms * 1e-3)
+    batch = found.batch if batch is None else batch
     if batch < 1:
-        reason = "use more time or fewer bytes"
+        reason = "allow more time or use fewer bytes"
         if not found.memory_batch:
-            needed = gpus_needed(replica, pricing.context)
+            needed = gpus_needed(replica, context)
             reason = f"weights and one sequence need {needed} GPUs" if needed else "no number of GPUs holds it"
         raise BadInput("--batch", f"no batch is possible at this context: {found.because} allows none; {reason}")
-    step = decode(replica, batch, pricing.context)
+    step = decode(replica, batch, context)
     tokens = token_cost(
-        replica, batch, pricing.context, price, input_tokens=pricing.input_tokens, mfu=pricing.mfu,
-        hit_share=pricing.cache_hit, hit_cost=pricing.hit_cost, utilisation=pricing.utilisation,
+        replica, batch, context, hourly, input_tokens=input_tokens, mfu=mfu, hit_share=cache_hit, hit_cost=hit_cost,
+        utilisation=utilisation,
     )  # fmt: skip
     assumptions = (
-        price_assumption(replica.hardware, price, pricing.price is not None),
-        f"prompts of {pricing.input_tokens:,} tokens (--input-tokens), {pricing.cache_hit:.0%} cached (--cache-hit) at "
-        f"{pricing.hit_cost:.0%} of the cost (--hit-cost)",
-        f"busy {pricing.utilisation:.0%} of the time (--utilisation)",
+        price_assumption(replica.hardware, hourly, price is not None),
+        f"prompts of {input_tokens:,} tokens (--input-tokens), {cache_hit:.0%} cached (--cache-hit) at "
+        f"{hit_cost:.0%} of the cost (--hit-cost)",
+        f"busy {utilisation:.0%} of the time (--utilisation)",
     )
     return Cost(
-        **setup.about(replica, input_note(pricing.mfu), assumptions), batch=batch, context=pricing.context,
-        fits=batch <= found.memory_batch, price_per_gpu_hour=price, price_source=source,
-        utilisation=pricing.utilisation, mfu=pricing.mfu, cache_hit=pricing.cache_hit, seconds=step.seconds,
+        **setup.about(replica, input_note(mfu), assumptions), batch=batch, context=context,
+        fits=batch <= found.memory_batch, price_per_gpu_hour=hourly, price_source=source,
+        utilisation=utilisation, mfu=mfu, cache_hit=cache_hit, seconds=step.seconds,
         binds=step.binds, terms=step.terms,
         ratio=tokens.usd_per_million_output / tokens.usd_per_million_input if tokens.usd_per_million_input else None,
         **msgspec.structs.asdict(tokens),
     )  # fmt: skip
 
 
-def cost_table(setup: Setup, batches: list[int], pricing: Pricing) -> CostTable:
+def _cost_table(setup: Setup, batches: Sequence[int], context: int, price: float | None, mfu: float) -> CostTable:
     """The first text's table (weights only), and which batches' caches do not fit at the context."""
     replica = setup.replica()
-    price, source = price_of(replica.hardware, pricing.price)
+    hourly, source = price_of(replica.hardware, price)
     if not batches or min(batches) < 1:
         raise BadInput("--batches", "accepted: whole numbers from 1, like 1,8,64,256")
-    rows = price_table(replica, batches, pricing.context, price, pricing.mfu)
+    rows = price_table(replica, list(batches), context, hourly, mfu)
     memory, free = (setup.gpus * size for size in (replica.hardware.usable, memory_plan(replica).room))
-    notes = list(input_note(pricing.mfu))
+    notes = list(input_note(mfu))
     if slower := [str(row.batch) for row in rows if row.compute_seconds > row.seconds]:
         notes.append(f"batch {', '.join(slower)}: the arithmetic, left out here, takes longer than reading the weights")
     assumptions = (
         "steps read the weights and nothing else",
-        price_assumption(replica.hardware, price, pricing.price is not None),
-        f"weights {gigabytes(replica.weights)} of {gigabytes(memory)}; the cache sized at context {pricing.context}",
+        price_assumption(replica.hardware, hourly, price is not None),
+        f"weights {gigabytes(replica.weights)} of {gigabytes(memory)}; the cache sized at context {context}",
     )
     return CostTable(
-        **setup.about(replica, tuple(notes), assumptions), context=pricing.context, price_per_gpu_hour=price,
-        price_source=source, mfu=pricing.mfu, weights_gb=replica.weights / 1e9, memory_gb=memory / 1e9,
+        **setup.about(replica, tuple(notes), assumptions), context=context, price_per_gpu_hour=hourly,
+        price_source=source, mfu=mfu, weights_gb=replica.weights / 1e9, memory_gb=memory / 1e9,
         free_gb=free / 1e9, rows=rows,
     )  # fmt: skip
 
 
-def ratio(setup: Setup, batch: int, context: int, mfu: float = 0.5, input_tokens: int | None = None) -> Ratio:
+def ratio(
+    setup: Setup, batch: int = 64, context: int = 4096, mfu: float = 0.5, input_tokens: int | None = None
+) -> Ratio:
     """Output over input price (B9). `input_tokens`: length of a prompt, which only exact mode asks for (2000)."""
     whole_from(1, "--batch", batch)
     whole_from(0, "--context", context)
@@ -133,8 +134,12 @@ def ratio(setup: Setup, batch: int, context: int, mfu: float = 0.5, input_tokens
     )  # fmt: skip
 
 
-def levers(setup: Setup, batch: int, input_tokens: int, output_tokens: int, draft: Draft, cache_hit: float) -> Levers:
+def levers(
+    setup: Setup, batch: int = 64, input_tokens: int = 2000, output_tokens: int = 500, acceptance: float = 0.8,
+    draft_cost: float = 0.05, acceptance_curve: Sequence[float] = (), cache_hit: float = 0.5,
+) -> Levers:  # fmt: skip
     """Every lever on this replica: which term, by how much (B11)."""
+    draft = Draft(acceptance, draft_cost, tuple(acceptance_curve))
     for field, value in (("--batch", batch), ("--input-tokens", input_tokens), ("--output-tokens", output_tokens)):
         whole_from(1, field, value)
     if not 0 <= cache_hit <= 1:

@@ -30,8 +30,8 @@ class Setup(msgspec.Struct, frozen=True):
     """What is deployed on what, and in which mode it is computed. A link latency or bandwidth without a kind of
     all-reduce means a ring."""
 
-    model: str | None
-    hardware: str | None
+    model: str | None = None
+    hardware: str | None = None
     gpus: int = 1
     precision: str | None = None
     kv: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def step(
-    setup: Setup, batch: int, context: int, mbu: float | None = None, chunk: int = 0, chunk_start: int = 0
+    setup: Setup, batch: int = 1, context: int = 4096, mbu: float | None = None, chunk: int = 0, chunk_start: int = 0
 ) -> Step:
     """One decode step (B3), in exact modes also with `chunk` tokens of a prompt in it, of which `chunk_start` are
     computed already. With `mbu` the bound's roof is divided by it and the answer is an estimate."""
@@ -92,14 +93,14 @@ def _step_cost(
     return StepCost(cost.seconds + replica.overhead, cost.binds, cost.terms | {"overhead": extra})
 
 
-def prefill(setup: Setup, input_tokens: int, mfu: float, cached: int = 0) -> Prefill:
+def prefill(setup: Setup, input_tokens: int = 2000, cached_tokens: int = 0, mfu: float = 0.5) -> Prefill:
     """Prefill of one prompt (B4): the part of TTFT that is not queueing."""
     replica = setup.replica(BOUNDS)
-    cost = textbook.prefill(replica, input_tokens, mfu, cached=cached)
+    cost = textbook.prefill(replica, input_tokens, mfu, cached=cached_tokens)
     return Prefill(
         **setup.about(replica, assumptions=mfu_assumption(mfu)) | {"kind": kind_of(mfu)},
-        input_tokens=input_tokens, cached_tokens=cached, mfu=mfu, seconds=cost.seconds,
-        tokens_per_second=(input_tokens - cached) / cost.seconds, binds=cost.binds, terms=cost.terms,
+        input_tokens=input_tokens, cached_tokens=cached_tokens, mfu=mfu, seconds=cost.seconds,
+        tokens_per_second=(input_tokens - cached_tokens) / cost.seconds, binds=cost.binds, terms=cost.terms,
     )  # fmt: skip
 
 
@@ -112,18 +113,18 @@ def mfu_assumption(mfu: float) -> tuple[str, ...]:
     return () if mfu == 1 else (f"prefill reaches {mfu:.0%} of the arithmetic's peak (--mfu)",)
 
 
-def frontier(setup: Setup, context: int, batches: list[int] | None = None, reserve_gb: float = 0.0) -> Frontier:
-    """Interactivity against throughput (B5)."""
+def frontier(setup: Setup, context: int = 4096, batches: Sequence[int] = (), reserve_gb: float = 0.0) -> Frontier:
+    """Interactivity against throughput (B5), by default over a ladder of batches."""
     not_negative("--reserve-gb", reserve_gb)
     replica = setup.replica(BOUNDS)
-    curve = frontiers.frontier(replica, context, batches, reserve_gb * 1e9)
+    curve = frontiers.frontier(replica, context, batches or None, reserve_gb * 1e9)
     return Frontier(
         **setup.about(replica), context=context, knee=curve.knee, critical_context=curve.critical_context,
         ceiling=curve.ceiling, fits_batch=curve.fits, points=curve.points,
     )  # fmt: skip
 
 
-def capacity(setup: Setup, context: int, tpot_ms: float | None = None, reserve_gb: float = 0.0) -> Capacity:
+def capacity(setup: Setup, context: int = 4096, tpot_ms: float | None = None, reserve_gb: float = 0.0) -> Capacity:
     """How many sequences fit, and what limits them (B6)."""
     not_negative("--reserve-gb", reserve_gb)
     whole_from(1, "--context", context)
@@ -139,14 +140,16 @@ def capacity(setup: Setup, context: int, tpot_ms: float | None = None, reserve_g
     )  # fmt: skip
 
 
-def tensor_parallel(setup: Setup, degrees: list[int], batch: int, context: int) -> TensorParallel:
+def tensor_parallel(
+    setup: Setup, degrees: Sequence[int] = (1, 2, 4, 8), batch: int = 1, context: int = 0
+) -> TensorParallel:
     """The decode step at each tensor-parallel degree (B7), ring all-reduces unless another kind is named."""
     if not degrees:
         raise BadInput("--degrees", "accepted: whole numbers, like 1,2,4,8")
     named = setup if setup.all_reduce else msgspec.structs.replace(setup, all_reduce="ring")
     replica = msgspec.structs.replace(named, gpus=1).replica(BOUNDS)
     if setup.mode == "textbook":
-        costs = textbook.tensor_parallel(replica, degrees, batch, context)
+        costs = textbook.tensor_parallel(replica, list(degrees), batch, context)
     else:
         costs = {}
         for degree in degrees:
