@@ -7,15 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from headway import LLM, SamplingParams
 from headway.core.errors import BadInput, ModelFileError
 from headway.model.load import describe
 from headway.ops import native
+from headway.serve.dialects.openai.completion_logprobs import CompletionLogprobs, joined
+from headway.serve.model_text import ModelText
+from headway.serve.text import PromptReader
+from headway.text.detokenizer import Detokenizer
 from headway.text.tokenizer import Tokenizer
 from tests.model.test_checkpoint import change, tiny_gguf
 from tests.serve.conftest import write_tiny_checkpoint
-from tests.text.small_tokenizers import gguf_metadata, gguf_source, train_byte_level
+from tests.serve.test_parts import at
+from tests.text.small_tokenizers import gguf_metadata, gguf_source, hf_source, train_byte_level
 
 SMALL: dict[str, Any] = {"backend": "reference", "kv_cache_gib": 0.01}
 
@@ -148,3 +155,114 @@ def test_t2_029_a_name_without_a_row_is_refused_when_it_is_used(tmp_path: Path) 
         llm.generate("fine", SamplingParams(max_tokens=1))
         with pytest.raises(BadInput, match="prompt: the model has no embedding for '<extra>'"):
             llm.generate("an <extra> word", SamplingParams(max_tokens=1))
+
+
+def metaspace(*, prefix: bool = False) -> tokenizers.Tokenizer:
+    """Whose tokens may span words; `prefix`: a start token is put before a text."""
+    pieces = ["<unk>", "<s>", "</s>", "▁in▁the", "▁house", "▁", "▁x", "▁lead", "▁▁", "in", "x", "\n", "▁hello"]
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    tokenizer.add_special_tokens(pieces[:3])
+    if prefix:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+        )
+    return tokenizer
+
+
+IN_THE, HOUSE, MARK, X, LEAD = 3, 4, 5, 6, 7
+SPANS = [([IN_THE, HOUSE], "in the house"), ([MARK, LEAD, X], " lead x"), ([1, IN_THE, X], "in the x"), ([MARK], "")]
+
+
+@pytest.mark.parametrize(("ids", "text"), SPANS)
+def test_t2_001_one_space_is_dropped_at_the_start_and_no_other(tmp_path: Path, ids: list[int], text: str) -> None:
+    tokenizer = Tokenizer(hf_source(metaspace(), tmp_path))
+    assert tokenizer.decode(ids) == text
+    streamed = Detokenizer(tokenizer)
+    assert "".join(map(streamed.push, ids)) + streamed.flush() == text
+    after = Detokenizer(tokenizer, [HOUSE])
+    assert "".join(map(after.push, ids)) + after.flush() == " " + text
+
+
+@pytest.mark.parametrize("prompt", [[IN_THE], [MARK, LEAD], [1], [1, IN_THE], [X], "x x"])
+@pytest.mark.parametrize("decoder", ["Metaspace", "Strip"])
+def test_t2_001_and_t2_016_offsets_are_those_of_the_text(tmp_path: Path, decoder: str, prompt: Any) -> None:
+    tokenizer = metaspace(prefix=isinstance(prompt, str))
+    if decoder == "Strip":
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        tokenizer.decoder = decoders.Sequence(steps)
+    write_tiny_checkpoint(tmp_path, tokenizer)
+    text = ModelText(describe(tmp_path))
+    read = PromptReader(text, 64, SamplingParams())._prompt(prompt, echo=True)
+    made = [HOUSE, X]
+    output = Detokenizer(Tokenizer(describe(tmp_path).tokenizer), read.tokens)
+    whole = read.text + "".join(map(output.push, made)) + output.flush()
+    lists = CompletionLogprobs(text, 0, text.strip_after(()))
+    pieces = [lists.first(read.tokens[0], read.hidden), lists.piece([at(id) for id in read.tokens[1:]])]
+    pieces.append(lists.fork(text.strip_after(read.tokens)).piece([at(id) for id in made]))
+    named, offsets = joined(pieces)["tokens"], joined(pieces)["text_offset"]
+    ends = [*offsets[1:], len(whole)]
+    for number, (name, start, end) in enumerate(zip(named, offsets, ends, strict=True)):
+        hidden = number == 0 and read.hidden
+        assert whole[start:end] == "" if hidden else name.endswith(whole[start:end]) and end > start - 1
+    assert ends[-1] == len(whole) and offsets == sorted(offsets)
+    assert whole[offsets[-1] :] == " x"
+
+
+def test_t2_016_a_start_token_that_the_client_wrote_is_part_of_the_text(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path, metaspace(prefix=True))
+    text = ModelText(describe(tmp_path))
+    reader = PromptReader(text, 64, SamplingParams())
+    assert not reader._prompt("<s>in", echo=True).hidden and reader._prompt("in", echo=True).hidden
+
+
+FUSED = [decoders.ByteFallback(), decoders.Metaspace(), decoders.Fuse()]
+
+
+@pytest.mark.parametrize(
+    ("steps", "name"),
+    [
+        ([*FUSED, decoders.Replace("\n ", "\n"), decoders.Replace("\t ", "\t")], "Replace after Fuse"),
+        ([decoders.Replace(tokenizers.Regex("a+"), "a")], "Replace before Fuse"),
+        ([decoders.Metaspace(), decoders.Strip(" ", 1, 0)], "Strip before Fuse"),
+        ([*FUSED, decoders.Strip(" ", 0, 1)], "Strip after Fuse"),
+        ([*FUSED, decoders.ByteFallback()], "ByteFallback after Fuse"),
+        ([*FUSED, decoders.Metaspace()], "Metaspace"),
+        ([decoders.ByteLevel(), decoders.Fuse()], "ByteLevel"),
+        ([decoders.Sequence(FUSED), decoders.Fuse()], "Sequence"),
+    ],
+)
+def test_t2_003_a_decoder_that_looks_across_tokens_is_refused_by_name(
+    tmp_path: Path, steps: list[Any], name: str
+) -> None:
+    tokenizer = metaspace()
+    tokenizer.decoder = decoders.Sequence(steps)
+    with pytest.raises(ModelFileError, match=f"decoder {name} is not supported"):
+        Tokenizer(hf_source(tokenizer, tmp_path))
+
+
+def test_t2_003_steps_within_tokens_are_done_in_their_order(tmp_path: Path) -> None:
+    tokenizer = metaspace()
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", "_"), decoders.Replace("_h", "!"), *FUSED[2:]])
+    ids = [IN_THE, HOUSE, X]
+    assert Tokenizer(hf_source(tokenizer, tmp_path)).decode(ids) == tokenizer.decode(ids) == "_in_the!ouse_x"
+
+
+def test_t2_004_one_start_token_at_most_whoever_asks_for_it(tmp_path: Path) -> None:
+    def ids(text: str, *, prefix: bool = False, **config: Any) -> list[int]:
+        return Tokenizer(hf_source(metaspace(prefix=prefix), tmp_path, metadata=config, bos_id=1)).encode(text)
+
+    assert ids("x") == ids("x", add_bos_token=False) == [MARK, 10]
+    assert ids("x", add_bos_token=True) == ids("x", add_bos_token=True, bos_token="<s>") == [1, MARK, 10]
+    # The post-processor decides where it says anything; nothing is put behind a text that is to be continued.
+    assert ids("x", prefix=True) == ids("x", prefix=True, add_bos_token=False, add_eos_token=True) == [1, MARK, 10]
+
+
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_t2_006_a_prompt_that_begins_with_the_start_tokens_text_gets_no_second_one(add_bos: bool) -> None:
+    tokenizer = Tokenizer(gguf_source(gguf_metadata(train_byte_level(), "gpt-2"), bos_id=0, add_bos=add_bos))
+    one, two = tokenizer.encode("Hello"), tokenizer.encode("<|endoftext|>Hello")
+    assert (one[0] == 0) == add_bos and two == [0, *tokenizer.encode("Hello", add_special=False)]
+    assert tokenizer.encode("<|endoftext|>", allow_special=False).count(0) == add_bos

@@ -33,9 +33,7 @@ class ByteTokenizer:
     vocab_size = VOCAB
     longest_token = 12
     knows_developer = False
-    bos_id = None
     eos_ids = (EOS,)
-    strip = 0
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         ids: list[int] = []
@@ -59,8 +57,8 @@ class ByteTokenizer:
             return bytes([id])
         return b"" if skip_special else SPECIAL[id]
 
-    def leading_text(self, ids: Sequence[int]) -> bool:
-        return any(id < 256 for id in ids)
+    def strip_after(self, prompt: Sequence[int]) -> int:
+        return 0
 
 
 def script(prompt: Sequence[int]) -> tuple[str, bytes]:

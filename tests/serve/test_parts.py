@@ -142,14 +142,14 @@ def at(token: int, logprob: float = -1.0, *top: tuple[int, float]) -> TokenLogpr
 def test_offsets_count_characters_as_the_text_has_them() -> None:
     data = "aé".encode() + b"\xf0\x9f" + b"b" + b"\x80" + b"c"
     text = data.decode(errors="replace")
-    lists = joined([CompletionLogprobs(ByteTokenizer(), 0).piece([at(byte) for byte in data])])
+    lists = joined([CompletionLogprobs(ByteTokenizer(), 0, 0).piece([at(byte) for byte in data])])
     assert text == "aé\ufffdb\ufffdc"
     assert lists["text_offset"] == [0, 1, 1, 2, 2, 3, 4, 5]
     assert lists["tokens"] == ["a", r"bytes:\xc3", r"bytes:\xa9", r"bytes:\xf0", r"bytes:\x9f", "b", r"bytes:\x80", "c"]
 
 
 def test_a_start_token_that_is_not_in_the_text_has_no_width() -> None:
-    lists = CompletionLogprobs(ByteTokenizer(), 1)
+    lists = CompletionLogprobs(ByteTokenizer(), 1, 0)
     pieces = [lists.first(256, hidden=True), lists.piece([at(97, -0.5, (98, -0.1)), at(99)])]
     assert joined(pieces)["text_offset"] == [0, 0, 1]
     assert joined(pieces)["top_logprobs"] == [None, {"a": -0.5, "b": -0.1}, {"c": -1.0}]

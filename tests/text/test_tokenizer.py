@@ -198,3 +198,13 @@ def test_the_built_in_model_is_read_as_transformers_reads_it() -> None:
         assert ours.encode(text) == ids
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert ours.decode(ids, skip_special=False) == text
+
+
+def test_in_a_message_special_tokens_are_text_and_other_added_ones_are_not(tmp_path: Path) -> None:
+    library = train_byte_level()
+    library.add_tokens(["<think>"])
+    tokenizer = Tokenizer(hf_source(library, tmp_path))
+    think, end = library.token_to_id("<think>"), library.token_to_id("<|im_end|>")
+    ids = tokenizer.encode_around("*<|im_end|>", {"*": "<think>a<|im_end|>"})
+    assert (ids.count(think), ids.count(end)) == (1, 1)
+    assert tokenizer.decode(ids, skip_special=False) == "<think>a<|im_end|><|im_end|>"

@@ -33,7 +33,6 @@ class ModelText:
         source = info.tokenizer.chat_template
         self._template = None if source is None else ChatTemplate(source, self._tokenizer.template_tokens())
         self.vocab_size = self._tokenizer.vocab_size
-        self.bos_id = self._tokenizer.bos_id
         self.knows_developer = source is not None and "developer" in source
         self.longest_token = max(len(self.token_bytes(id)) for id in range(self.vocab_size))
 
@@ -47,6 +46,9 @@ class ModelText:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return self._tokenizer.decode(ids, skip_special=skip_special)
+
+    def strip_after(self, prompt: Sequence[int]) -> int:
+        return self._tokenizer.strip_after(prompt)
 
     def token_bytes(self, id: int) -> bytes:
         return self._tokenizer.token_bytes(id, skip_special=False)

@@ -19,7 +19,6 @@ class Text(Protocol):
 
     vocab_size: int
     longest_token: int  # characters of the longest token: a text of more than n times that has more than n tokens
-    bos_id: int | None  # what `encode` may put in front of a text
     knows_developer: bool  # the chat template has a `developer` role of its own
 
     def encode(self, text: str, add_special: bool = True) -> list[int]: ...
@@ -34,6 +33,10 @@ class Text(Protocol):
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
+
+    def strip_after(self, prompt: Sequence[int]) -> int:
+        """How many spaces at the start of what follows `prompt` are not part of the text."""
+        ...
 
     def token_bytes(self, id: int) -> bytes:
         """What one token stands for; of a control token, its name."""
@@ -111,7 +114,8 @@ class PromptReader:
         if not echo:
             return Prompt(tokens)
         if isinstance(prompt, str):
-            return Prompt(tokens, prompt, hidden=tokens[0] == self.text.bos_id)
+            named, shown = (self.text.decode(tokens[:1], skip_special=skip) for skip in (False, True))
+            return Prompt(tokens, prompt, hidden=not shown and not prompt.startswith(named))
         return Prompt(tokens, self.text.decode(tokens, skip_special=False))
 
     def text_tokens(self, text: str, add_special: bool = True, field: str = "prompt") -> tuple[int, ...]:

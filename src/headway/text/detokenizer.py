@@ -26,7 +26,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._strip = 0 if tokenizer.strip == 0 or tokenizer.leading_text(prompt) else tokenizer.strip
+        self._strip = tokenizer.strip_after(prompt)
         self._decoder.decode(self._last_bytes(prompt))
 
     def push(self, token: int) -> str:

@@ -17,8 +17,8 @@ _GUARD_LENGTH = 8
 _SHORT = 4096  # characters: encoded in less time than it takes to change threads
 
 
-def encoded(tokenizer: tokenizers.Tokenizer, text: str, add_special: bool, aside: Executor | None = None) -> list[int]:
-    """Token ids of a text.
+def encoded(tokenizer: tokenizers.Tokenizer, text: str, aside: Executor | None = None) -> list[int]:
+    """Token ids of a text, and nothing around them.
 
     Args:
         aside: where to do the long part, which needs no Python; None = in this thread.
@@ -33,7 +33,7 @@ def encoded(tokenizer: tokenizers.Tokenizer, text: str, add_special: bool, aside
 
     def encode() -> list[tokenizers.Encoding]:
         # The batch call, unlike `encode`, lets other Python threads run meanwhile; "fast" leaves out offsets.
-        return tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
+        return tokenizer.encode_batch_fast([text], add_special_tokens=False)
 
     done = encode() if aside is None or len(text) < _SHORT else aside.submit(encode).result()
     return done[0].ids
@@ -78,7 +78,7 @@ class LiteralTokenizer:
             text = text.replace(self._guards[name], name)
         for character, words in plain.items():
             text = text.replace(character, words)
-        return [self._real.get(id, id) for id in encoded(self.tokenizer, text, False, self._aside)]
+        return [self._real.get(id, id) for id in encoded(self.tokenizer, text, self._aside)]
 
 
 def _guard() -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from headway.core.errors import ModelFileError
+from headway.core.errors import ModelFileError, shown
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -51,29 +51,49 @@ def token_decoder(spec: dict[str, Any] | None, where: str) -> TokenDecoder:
         where: the file, for the error.
 
     Raises:
-        ModelFileError: a decoder that has no bytes per token (WordPiece, CTC, ...).
+        ModelFileError: a step that gives tokens no bytes of their own (WordPiece, CTC, ...), or that looks across
+            tokens; names it.
     """
-    parts = spec["decoders"] if spec and spec["type"] == "Sequence" else [spec]
-    kinds = [part["type"] if part else None for part in parts]
+    parts = spec.get("decoders") if spec and spec.get("type") == "Sequence" else [spec]
+    if not isinstance(parts, list) or not all(part is None or isinstance(part, dict) for part in parts):
+        raise ModelFileError(f"{where}: decoder {shown(spec)} is not a list of steps")
+    kinds = [str(part.get("type")) if part else "none" for part in parts]
     if kinds == ["ByteLevel"]:
         return _byte_level()
-    replaced: list[tuple[str, str]] = []
-    fallback, strip = False, 0
+    steps: list[tuple[str, str] | None] = []
+    strip, fused = 0, False
     for kind, part in zip(kinds, parts, strict=True):
-        if kind == "Replace" and "String" in part["pattern"]:
-            replaced.append((part["pattern"]["String"], part["content"]))
-        elif kind == "ByteFallback":
-            fallback = True
-        elif kind == "Strip" and part["content"] == " " and part["stop"] == 0:
-            strip = part["start"]
-        elif kind == "Metaspace":
-            replaced.append((part["replacement"], " "))
-            strip = 0 if part.get("prepend_scheme") == "never" else 1
-        elif kind != "Fuse":
+        replaced = _replaced(kind, part)
+        if replaced is not None and not fused:
+            steps.append(replaced)
+            strip += kind == "Metaspace" and part.get("prepend_scheme") != "never"
+        elif kind == "ByteFallback" and not fused and None not in steps:
+            steps.append(None)
+        elif kind == "Strip" and fused and _leading_spaces(part):
+            strip += part["start"]
+        elif kind == "Fuse":
+            fused = True
+        else:
+            order = (" after Fuse" if fused else " before Fuse") if kind in ("Replace", "Strip", "ByteFallback") else ""
             raise ModelFileError(
-                f"{where}: decoder {kind or 'none'} is not supported; byte-level and SentencePiece ones are"
+                f"{where}: decoder {shown(kind)[1:-1]}{order} is not supported; byte-level and SentencePiece ones are"
             )
-    return _pieces(replaced, fallback, strip)
+    return _pieces(steps, strip)
+
+
+def _replaced(kind: str, part: Any) -> tuple[str, str] | None:
+    """What a step replaces by what in every token; None = it is no such step."""
+    if kind == "Metaspace":
+        pattern, content = part.get("replacement"), " "
+    elif kind == "Replace" and isinstance(part.get("pattern"), dict):
+        pattern, content = part["pattern"].get("String"), part.get("content")
+    else:
+        return None
+    return (pattern, content) if pattern and isinstance(pattern, str) and isinstance(content, str) else None
+
+
+def _leading_spaces(part: Any) -> bool:
+    return part.get("content") == " " and part.get("stop") == 0 and type(part.get("start")) is int
 
 
 def _byte_level() -> TokenDecoder:
@@ -88,13 +108,15 @@ def _byte_level() -> TokenDecoder:
     return TokenDecoder(to_bytes)
 
 
-def _pieces(replaced: list[tuple[str, str]], fallback: bool, strip: int) -> TokenDecoder:
+def _pieces(steps: list[tuple[str, str] | None], strip: int) -> TokenDecoder:
+    """steps: what is replaced by what, in order; None = here a token that names a byte becomes it."""
+
     def to_bytes(token: str) -> bytes:
-        byte = _BYTE_TOKEN.fullmatch(token) if fallback else None
-        if byte:
-            return bytes([int(byte[1], 16)])
-        for pattern, content in replaced:
-            token = token.replace(pattern, content)
+        for step in steps:
+            if step is not None:
+                token = token.replace(*step)
+            elif byte := _BYTE_TOKEN.fullmatch(token):
+                return bytes([int(byte[1], 16)])
         return token.encode()
 
     return TokenDecoder(to_bytes, strip)

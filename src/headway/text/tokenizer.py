@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
@@ -23,7 +24,7 @@ class Tokenizer:
     Attributes:
         source: what the checkpoint says about it.
         vocab_size: every id is below: rows of the model's embedding, without those at the end that stand for no token.
-        bos_id: id put before a text; None if there is none.
+        prefix: ids put in front of a plain text: bos, if anything.
         eos_ids: ids that end a generation, whichever of the checkpoint's files names them.
         special_ids: control tokens by their text, such as "<|im_end|>".
     """
@@ -39,16 +40,14 @@ class Tokenizer:
         """
         self.source = source
         self._aside = aside
-        self.bos_id = source.bos_id
         gguf = source.kind == "gguf"
         self._tokenizer, decoder = (gguf_bpe.build(source), gguf_bpe.DECODER) if gguf else _read(source)
-        self._add_bos = gguf and gguf_bpe.adds_bos(source)
+        self.prefix = self._gguf_prefix() if gguf else self._hf_prefix()
         unused = gguf_bpe.unused_ids(source) if gguf else frozenset()
         self.vocab_size = self._named(source.vocab_size, unused)
         if not self.vocab_size:
             raise ModelFileError(f"{source.path}: the tokenizer names none of the model's {source.vocab_size} tokens")
         self._decoder = token_decoder(decoder, str(source.path))
-        self.strip = self._decoder.strip
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = {token.content: number for number, token in added.items() if token.special}
         self._specials = frozenset(self.special_ids.values())
@@ -65,6 +64,24 @@ class Tokenizer:
             rows -= 1
         return rows
 
+    def _gguf_prefix(self) -> list[int]:
+        bos = self.source.bos_id
+        return [bos] if bos is not None and gguf_bpe.adds_bos(self.source) else []
+
+    def _hf_prefix(self) -> list[int]:
+        """What the post-processor of tokenizer.json puts before a text; if that is nothing, bos where
+        tokenizer_config.json says `add_bos_token`. What it puts behind would end a text that is to be continued."""
+        try:
+            probe = self._tokenizer.encode("a")
+        except Exception as error:  # the library raises plain Exception
+            raise ModelFileError(f"{self.source.tokenizer_json}: cannot encode ({_first_line(error)})") from None
+        added = list(itertools.takewhile(lambda pair: pair[1], zip(probe.ids, probe.special_tokens_mask, strict=True)))
+        if not added and self.source.metadata.get("add_bos_token") is True:
+            named = self.template_tokens().get("bos_token")
+            bos = self.source.bos_id if named is None else self._tokenizer.token_to_id(named)
+            return [] if bos is None else [bos]
+        return [id for id, _ in added]
+
     def _end_ids(self) -> tuple[int, ...]:
         """The source's, and the `eos_token` of tokenizer_config.json."""
         text = None if self.source.kind == "gguf" else self.template_tokens().get("eos_token")
@@ -76,17 +93,17 @@ class Tokenizer:
         """Token ids of `text`.
 
         Args:
-            add_special: put bos (and whatever else the checkpoint asks for) around a plain text; off for the output
-                of a chat template, which writes its own.
+            add_special: put `prefix` before a plain text, unless it names bos itself; off for the output of a chat
+                template, which writes its own.
             allow_special: read "<|im_end|>" and the like as control tokens; off for text that must stay plain text.
 
         Raises:
             BadInput: the text names a control token of the tokenizer that the model has no embedding for, or is not
                 Unicode: half of a surrogate pair, which is how Python holds bytes that it cannot read.
         """
-        ids = encoded(self._tokenizer if allow_special else self._literal.tokenizer, text, add_special, self._aside)
-        if add_special and self._add_bos and self.bos_id is not None:
-            ids.insert(0, self.bos_id)
+        ids = encoded(self._tokenizer if allow_special else self._literal.tokenizer, text, self._aside)
+        if add_special and (not self.prefix or ids[:1] != self.prefix[-1:]):
+            ids = self.prefix + ids
         return self._embedded(ids)
 
     def special_named(self, texts: Iterable[str]) -> list[str]:
@@ -119,9 +136,8 @@ class Tokenizer:
             at_start: the ids start a text, so the space that SentencePiece-like tokenizers put there is dropped.
         """
         text = b"".join(self.token_bytes(token, skip_special=skip_special) for token in ids).decode(errors="replace")
-        if at_start and self.strip:
-            return text[min(self.strip, len(text) - len(text.lstrip(" "))) :]
-        return text
+        strip = self._decoder.strip if at_start else 0
+        return text[min(strip, len(text) - len(text.lstrip(" "))) :]
 
     def token_bytes(self, token: int, *, skip_special: bool = True) -> bytes:
         """The bytes one id stands for: perhaps part of a character. Ids that pad the vocabulary stand for none."""
@@ -145,9 +161,10 @@ class Tokenizer:
             tokens = {name: entry["content"] if isinstance(entry, dict) else entry for name, entry in entries.items()}
         return {name: token for name, token in tokens.items() if isinstance(token, str)}
 
-    def leading_text(self, ids: Sequence[int]) -> bool:
-        """Whether any of `ids` has text, so that what follows does not start a text."""
-        return any(self.token_bytes(token) for token in ids)
+    def strip_after(self, prompt: Sequence[int]) -> int:
+        """How many spaces at the start of what follows `prompt` are not part of the text: those that SentencePiece-like
+        tokenizers put there, unless the prompt has text already."""
+        return 0 if any(self.token_bytes(token) for token in prompt) else self._decoder.strip
 
     @cached_property
     def _literal(self) -> LiteralTokenizer:

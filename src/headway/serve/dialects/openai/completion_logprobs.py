@@ -15,26 +15,32 @@ class CompletionLogprobs:
     """The `logprobs` of one completion choice, piece by piece; offsets count characters of the whole text.
 
     A token that is only a piece of a character is called `bytes:\\xf0\\x9f`; its offset is where the character will be.
+
+    Args:
+        count: alternatives per token.
+        strip: spaces at the start that are not part of the text.
     """
 
-    def __init__(self, text: Text, count: int) -> None:
+    def __init__(self, text: Text, count: int, strip: int) -> None:
         self._text = text
         self._count = count
+        self._strip = strip
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def fork(self) -> CompletionLogprobs:
-        """Another that goes on from here."""
-        other = CompletionLogprobs(self._text, self._count)
+    def fork(self, strip: int) -> CompletionLogprobs:
+        """Another that goes on from here, where `strip` spaces are not part of the text."""
+        other = CompletionLogprobs(self._text, self._count, strip)
         other._offset = self._offset
         other._decoder.setstate(self._decoder.getstate())
         return other
 
     def first(self, token: int, hidden: bool) -> dict[str, Any]:
         """The prompt's first token, which nothing predicts; `hidden`: it is not part of the text."""
+        strip = self._strip
         lists = self._lists([(token, None, None)])
         if hidden:
-            self._offset = 0
+            self._offset, self._strip = 0, strip
         return lists
 
     def piece(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
@@ -45,13 +51,18 @@ class CompletionLogprobs:
         for token, logprob, position in positions:
             data = self._text.token_bytes(token)
             if data and data[0] & 0xC0 != 0x80:  # not the rest of a character: an unfinished one before it is U+FFFD
-                self._offset += len(self._decoder.decode(b"", final=True))
+                self._advance(self._decoder.decode(b"", final=True))
             lists["tokens"].append(_name(data))
             lists["token_logprobs"].append(None if logprob is None else finite(logprob))
             lists["top_logprobs"].append(None if position is None else self._top(position))
             lists["text_offset"].append(self._offset)
-            self._offset += len(self._decoder.decode(data))
+            self._advance(self._decoder.decode(data))
         return lists
+
+    def _advance(self, text: str) -> None:
+        cut = min(self._strip, len(text) - len(text.lstrip(" ")))
+        self._strip = 0 if len(text) > cut else self._strip - cut
+        self._offset += len(text) - cut
 
     def _top(self, position: TokenLogprobs) -> dict[str, float]:
         """The sampled token first, then the likeliest ones; of two tokens with one name the likelier stays."""

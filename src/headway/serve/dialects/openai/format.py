@@ -205,13 +205,13 @@ class CompletionFormat(_Format):
         """Where the lists of a choice begin, and those of its prompt, made once for all its choices; None = no echo."""
         prompt = choice.prompt
         if id(prompt) not in self._echoes:
-            lists = CompletionLogprobs(self._tokens, self._alternatives or 0)
+            lists = CompletionLogprobs(self._tokens, self._alternatives or 0, self._tokens.strip_after(()))
             fields = None
             if self._answer.query.echo:
                 fields = joined([lists.first(prompt.tokens[0], prompt.hidden), lists.piece(prompt.logprobs)])
             self._echoes[id(prompt)] = lists, fields
         lists, fields = self._echoes[id(prompt)]
-        return lists.fork(), fields
+        return lists.fork(self._tokens.strip_after(prompt.tokens)), fields
 
     def _choice(self, choice: Choice) -> Fields:
         logprobs = None
