@@ -6,6 +6,7 @@ A step takes 20 ms, a token 2 ms more, a thousand cached tokens read 1 ms more; 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -84,7 +85,7 @@ class Machine:
 
     def longest_gap(self, id: str) -> float:
         times = self.tokens[id]
-        return max(b - a for a, b in zip(times, times[1:], strict=False))
+        return max(later - earlier for earlier, later in pairwise(times))
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])

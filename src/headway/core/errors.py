@@ -75,14 +75,19 @@ class Reject(Enum):
 
 
 class Rejected(HeadwayError):
-    """The scheduler refused a request at once, because it could never be served (or not now: QUEUE_FULL)."""
+    """The scheduler refused a request at once, because it could never be served (or not now: QUEUE_FULL).
+
+    Attributes:
+        retry_after: seconds after which it may be served; None = never, or unknown.
+    """
 
     exit_code = 2
 
-    def __init__(self, reason: Reject, message: str) -> None:
+    def __init__(self, reason: Reject, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.status = reason.status
+        self.retry_after = retry_after
 
 
 def refusal(code: str, message: str) -> HeadwayError:

@@ -23,15 +23,14 @@ from headway.engine.loop import EngineLoop
 from headway.engine.machine import free_memory, usable_cores, wall_clock
 from headway.engine.options import EngineOptions
 from headway.engine.profile import saved_profile, step_time
+from headway.engine.warmup import Pacing, pace
 from headway.executor.model import ModelExecutor
 from headway.model.load import Model, ModelInfo, open_model
 from headway.model.source import DEFAULT_MODEL, Progress, cache_folder
 from headway.ops.protocol import Backend
 from headway.ops.registry import Setup, backends, find_backend
 from headway.roofline.memory import PROCESS, MemoryPlan, cut_pools
-from headway.roofline.profile import Profile
 from headway.roofline.timing import Timing
-from headway.scheduling.budget import Budget
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
 from headway.shape.model import block_bytes
@@ -42,6 +41,7 @@ from headway.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 PROMPT_LOGITS = 64  # prompt positions per step whose logits are kept for prompt_logprobs
+LEAST_PROMPT = 16  # prompt tokens that a step holds however many rows decode
 STABLE_BLOCKS = (32, 64, 128, 256)  # divide the native kernels' SPLIT, and are no smaller than their vectors
 
 
@@ -57,7 +57,8 @@ class Engine:
         backend: what computes.
         threads: CPU threads it was given.
         loop: the engine loop; `loop.submit`, `loop.cancel`, `loop.turn`.
-        timing: what predicts its steps; None on a machine that was not measured.
+        pacing: how large its steps are to be.
+        timing: what the saved profile of this machine says of its steps; None without one.
     """
 
     def __init__(
@@ -70,9 +71,11 @@ class Engine:
         memory: MemoryPlan,
         loop: EngineLoop,
         resources: ExitStack,
+        pacing: Pacing,
         timing: Timing | None = None,
     ) -> None:
         self.options = options
+        self.pacing = pacing
         self.timing = timing
         self.info: ModelInfo = model.info
         self.default_params = default_params(options, model.info)
@@ -93,14 +96,25 @@ class Engine:
 
     def lines(self) -> list[tuple[str, str]]:
         """(label, text) pairs worth printing at start: the memory plan, and what predicts its steps."""
-        said = "not predicted; `headway probe` measures this machine" if self.timing is None else self.timing.text()
-        return [*self.memory.lines(), ("step times", said), *self.sampling_lines()]
+        predicted = {
+            "none": "not predicted; `headway probe` measures this machine",
+            "first steps": "predicted from the first ones; `headway probe` measures this machine",
+        }
+        times = predicted.get(self.step_times) or (self.timing.text() if self.timing else "")
+        return [*self.memory.lines(), ("step times", times), ("steps", self.pacing.text), *self.sampling_lines()]
 
     def sampling_lines(self) -> list[tuple[str, str]]:
         """What requests that leave it open take from the model's files."""
         stated = stated_sampling(self.options, self.info)
         values = ", ".join(f"{name} {value}" for name, value in stated.items())
         return [("sampling", f"{values}, as {Path(self.info.sampling.where).name} says")] if stated else []
+
+    @property
+    def step_times(self) -> str:
+        """What predicts its steps: "estimate", "bound", "first steps", or "none"."""
+        if self.timing is not None and (self.timing.label == "estimate" or self.pacing.costs is None):
+            return self.timing.label
+        return "none" if self.pacing.costs is None else "first steps"
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a plain text (with the model's start token, if it has one); ids are passed through."""
@@ -203,7 +217,10 @@ def build_engine(
     model = opened.prepare(backend, free, tokenizer.vocab_size)
     limits, memory = _limits(options, model, backend.weight_bytes, free)
     profile = saved_profile()
-    budget, timing = _budget(options, model, backend, profile)
+    timing = step_time(model.shape, profile, backend) if profile and backend.math in profile.rates else None
+    executor = ModelExecutor(backend, model.forward, model.groups, limits)
+    known = timing.model if timing and timing.label == "estimate" else None
+    pacing = pace(executor, options.max_step_tokens, options.step_ms, known, measured=backend.deterministic)
     ttl = to_ps(options.prefix_ttl)
     log = EventLog(*subscribers)
     resources = ExitStack()
@@ -211,9 +228,9 @@ def build_engine(
         header = Header(
             limits=limits,
             policy=options.policy,
-            budget=msgspec.structs.asdict(budget),
+            budget=msgspec.structs.asdict(pacing.budget),
             ttl=ttl,
-            profile=msgspec.to_builtins(profile) if timing else None,
+            profile=msgspec.to_builtins(profile) if known else {"costs": msgspec.to_builtins(pacing.costs)},
             config={"model": model.info.name, "backend": backend.name, "version": __version__},
         )
         log.subscribe(resources.enter_context(make_writer(Path(options.event_log), header)))
@@ -221,34 +238,24 @@ def build_engine(
         limits,
         key=secrets.token_bytes(32),
         policy=policy_named(options.policy),
-        budget=budget,
-        model=timing.model if timing else None,
+        budget=pacing.budget,
+        model=pacing.model or (timing.model if timing else None),
         log=log,
         ttl=ttl,
         max_waiting=options.max_queued,
         max_waiting_tokens=options.max_queued_tokens,
+        max_wait=options.max_wait,
     )
     loop = EngineLoop(
         scheduler=scheduler,
-        executor=ModelExecutor(backend, model.forward, model.groups, limits),
+        executor=executor,
         clock=wall_clock(),
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer,
         eos_ids=tokenizer.eos_ids,
     )
     resources.callback(loop.close)
-    return Engine(options, model, tokenizer, backend, threads, memory, loop, resources, timing)
-
-
-def _budget(
-    options: EngineOptions, model: Model, backend: Backend, profile: Profile | None
-) -> tuple[Budget, Timing | None]:
-    """A step's budget in tokens, and in milliseconds where the machine was measured."""
-    if profile is None and options.step_ms is not None:
-        raise BadInput("--step-ms", "needs a profile of this machine; run `headway probe` first")
-    usable = profile is not None and (options.step_ms is not None or backend.math in profile.rates)
-    timing = step_time(model.shape, profile, backend) if profile is not None and usable else None
-    return Budget(tokens=options.max_step_tokens, milliseconds=options.step_ms), timing
+    return Engine(options, model, tokenizer, backend, threads, memory, loop, resources, pacing, timing)
 
 
 def _limits(options: EngineOptions, model: Model, weights: int, free: int) -> tuple[Capabilities, MemoryPlan]:
@@ -257,7 +264,7 @@ def _limits(options: EngineOptions, model: Model, weights: int, free: int) -> tu
     max_len = options.max_model_len or context
     if max_len > context:
         raise BadInput("--max-model-len", f"{max_len} is above the model's context of {context}")
-    step = max(options.max_step_tokens, options.max_rows)
+    step = max(options.max_step_tokens, options.max_rows + LEAST_PROMPT)  # prompts move beside as many decodes
     rows = options.max_rows + PROMPT_LOGITS
     # About 6 arrays as wide as the model, 3 as wide as its MLP; logits with a copy for the sampler. All float32.
     activations = 4 * (step * (6 * config.hidden_size + 3 * config.intermediate_size) + 2 * rows * config.vocab_size)

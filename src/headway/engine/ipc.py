@@ -31,7 +31,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Status(msgspec.Struct, frozen=True, gc=False):
-    """The engine after a turn; its KV cache in blocks.
+    """The engine after a turn: its KV cache in blocks, and its queue.
 
     Attributes:
         blocks: of the cache.
@@ -39,6 +39,9 @@ class Status(msgspec.Struct, frozen=True, gc=False):
         cached: owned by nobody, but holding a prefix that can be reused.
         block_size: tokens per block.
         events_lost: events that the event log could not take, since the start.
+        wait: seconds that a request arriving now would wait for its first blocks, as far as is known.
+        blocked: why the first waiting request waits: "rows", "blocks", "budget", "prefix", "preempting", "policy"; ""
+            if none does.
     """
 
     blocks: int = 0
@@ -46,6 +49,8 @@ class Status(msgspec.Struct, frozen=True, gc=False):
     cached: int = 0
     block_size: int = 32
     events_lost: int = 0
+    wait: float = 0.0
+    blocked: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -56,7 +61,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
         max_model_len: most tokens of prompt and output together.
         vocab_size: a token id is below this.
         max_rows: most requests that run at once.
-        step_times: what predicts a step's time: "estimate", "bound", or "none".
+        step_times: what predicts a step's time: "estimate", "bound", "first steps", or "none".
         default_params: how requests are sampled that leave it open.
         notes: lines worth printing (the memory plan, what predicts step times).
     """
@@ -162,14 +167,16 @@ class Channel:
         """Block until a message comes."""
         return self._decoder.decode(self._receive.recv())
 
+    def take(self) -> Command | Report | None:
+        """The next message, if one has come."""
+        try:
+            return self._decoder.decode(self._receive.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return None
+
     def drain(self) -> list[Command | Report]:
         """All messages that have come, without waiting."""
-        messages = []
-        while True:
-            try:
-                messages.append(self._decoder.decode(self._receive.recv(zmq.NOBLOCK)))
-            except zmq.Again:
-                return messages
+        return list(iter(self.take, None))
 
     def close(self) -> None:
         """Close both sockets; what was sent gets a second to arrive."""

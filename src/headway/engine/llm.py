@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 from msgspec.structs import replace
 from rich.console import Console
@@ -48,7 +48,7 @@ class LLM:
     def __init__(
         self, model: str | os.PathLike[str] | None = None, *, progress: Progress | None = None, **options: Any
     ) -> None:
-        given = {"model": model, **options}
+        given = {"model": model, "max_wait": None, **options}
         self.options = EngineOptions.of(
             {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
         )
@@ -56,6 +56,7 @@ class LLM:
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._live: WeakValueDictionary[str, Completion] = WeakValueDictionary()  # unfinished ones, while held
+        self._dropped: deque[str] = deque()  # requests that nobody holds any more: done, or to be cancelled
         self.generated = 0  # tokens, of all requests
         self._ended = ""  # why there is no engine any more
 
@@ -209,6 +210,7 @@ class LLM:
             refused = loop.submit(Submit(id=id, tokens=tuple(tokens), params=params, arrival=arrival))
             if refused is None:
                 self._live[id] = completion
+                finalize(completion, self._dropped.append, id)
         if isinstance(refused, Refusal):
             raise refusal(refused.code, refused.message)
         return completion
@@ -220,11 +222,12 @@ class LLM:
             EngineDead: it broke, or this LLM is closed.
         """
         with self._engine() as loop:
+            while self._dropped:
+                loop.cancel(Cancel(self._dropped.popleft()))
             for delta in loop.turn():
                 self.generated += len(delta.tokens)
                 completion = self._live.get(delta.id)
                 if completion is None:  # nobody holds it
-                    loop.cancel(Cancel(delta.id))
                     continue
                 completion.add(delta)
                 if completion.done:

@@ -72,8 +72,9 @@ class EngineLoop:
             request = self._request(message)
             choices = self.scheduler.add(request)
         except HeadwayError as error:
-            code = error.reason.code if isinstance(error, Rejected) else "invalid_value"
-            return Refusal(message.id, str(error), code, error.status)
+            if isinstance(error, Rejected):
+                return Refusal(message.id, str(error), error.reason.code, error.status, error.retry_after)
+            return Refusal(message.id, str(error), "invalid_value", error.status)
         if self.tokenizer is not None:
             for choice in choices:
                 self._texts[choice.id] = OutputText(

@@ -14,7 +14,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         id: chosen by the caller, unique among live requests, without "#".
         arrival: when it was meant to arrive, ps of the loop's clock; None = when the loop first sees it.
-        deadline: seconds after arrival at which it is aborted; None = never.
+        deadline: seconds after arrival at which it is aborted, above 0; None = never.
     """
 
     id: str
@@ -65,9 +65,11 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         code, status: as in `core.errors.Reject`, or "invalid_value" and 400; see `core.errors.refusal`.
+        retry_after: seconds after which it may be accepted; None = never, or unknown.
     """
 
     id: str
     message: str
     code: str
     status: int
+    retry_after: float | None = None

@@ -131,8 +131,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     step_ms: Annotated[
         float | None,
         Option(
-            "Longest step in ms that a prompt chunk may cause while others decode; needs `headway probe`. Default: no "
-            "such limit.",
+            "Longest step in ms that a prompt chunk may cause while others decode; default: three decode steps, as "
+            "measured at start, at least 20.",
             above=0,
         ),
     ] = None
@@ -154,6 +154,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = "chunked"
     max_queued: Annotated[int, Option("Most requests that wait; a server answers more with 503.", least=1)] = 1024
     max_queued_tokens: Annotated[int, Option("Most prompt tokens that wait.", least=1)] = 4_000_000
+    max_wait: Annotated[
+        float | None,
+        Option(
+            "Most seconds a request waits for its turn: it is refused if it would wait longer, and ends when it has. "
+            "In Python the default is no bound.",
+            above=0,
+        ),
+    ] = 600.0
     event_log: Annotated[str | None, Option("File for the event log; default: none is kept.")] = None
     event_log_mib: Annotated[
         float | None,

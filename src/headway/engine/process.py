@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,10 +32,11 @@ from headway.engine.messages import Cancel, Delta, Refusal, Submit
 from headway.engine.options import EngineOptions
 
 STDIN = 0
+MOST_COMMANDS, MOST_TOKENS = 256, 1 << 17  # read between two steps: prompts are hashed, which streams wait for
 BLOCKED_SECONDS = 0.01  # pause of a turn in which nothing could be done though requests wait
 
 
-class Loop(Protocol):
+class Driven(Protocol):
     """What of `EngineLoop` is driven here."""
 
     @property
@@ -79,7 +80,7 @@ class Loaded:
     """
 
     ready: Ready
-    loop: Loop
+    loop: Driven
     tray: EventTray
     status: Callable[[], Status]
     close: Callable[[], None]
@@ -104,38 +105,43 @@ class Host:
         pause = False
         while True:
             self.turns += 1
-            commands = self._commands(pause)
-            if any(isinstance(command, Stop) for command in commands):
-                return
-            refused = self._obey(commands)
+            refused: list[Refusal] = []
+            for command in self._commands(pause):
+                if isinstance(command, Stop):
+                    return
+                self._obey(command, refused)
             outputs: list[Delta | Refusal] = [*refused, *self._loop.turn()]
             events = self._tray.take()
             pause = not outputs and not events
             if not pause:
                 self._channel.send(Turn(tuple(outputs), events, self._status()))
 
-    def _commands(self, pause: bool) -> list[Command]:
-        """What has come. With nothing to compute, wait for something."""
+    def _commands(self, pause: bool) -> Iterator[Command]:
+        """What has come, up to what may be read between two steps. With nothing to compute, wait for something."""
+        message = None
         if self._loop.idle:
             self._rotate()
             self.waits = True
-            first = self._channel.receive()
+            message = self._channel.receive()
             self.waits = False
-            return [first, *self._channel.drain()]  # type: ignore[list-item]
-        if pause:
+        elif pause:
             self._channel.poll(BLOCKED_SECONDS)
-        return self._channel.drain()  # type: ignore[return-value]
+        message = message or self._channel.take()
+        count = tokens = 0
+        while message is not None:
+            yield message  # type: ignore[misc]
+            count += 1
+            tokens += len(message.tokens) * message.params.n if isinstance(message, Submit) else 0
+            more = count < MOST_COMMANDS and tokens < MOST_TOKENS
+            message = self._channel.take() if more else None
 
-    def _obey(self, commands: Sequence[Command]) -> list[Refusal]:
-        refused = []
-        for command in commands:
-            if isinstance(command, Submit):
-                answer = self._loop.submit(command)
-                if answer is not None:
-                    refused.append(answer)
-            elif isinstance(command, Cancel):
-                self._loop.cancel(command)
-        return refused
+    def _obey(self, command: Command, refused: list[Refusal]) -> None:
+        if isinstance(command, Submit):
+            answer = self._loop.submit(command)
+            if answer is not None:
+                refused.append(answer)
+        elif isinstance(command, Cancel):
+            self._loop.cancel(command)
 
 
 def serve(folder: Path, start: Callable[[bytes], Loaded]) -> int:
@@ -229,7 +235,12 @@ def start_engine(line: bytes) -> Loaded:
 
     def status() -> Status:
         lost = sum(writer.lost for writer in writers)
-        return msgspec.structs.replace(cache_status(scheduler.cache), events_lost=lost)
+        return msgspec.structs.replace(
+            cache_status(scheduler.cache),
+            wait=scheduler.predicted_wait(),
+            blocked=scheduler.blocked,
+            events_lost=lost,
+        )
 
     def rotate() -> None:
         for writer in writers:
@@ -241,7 +252,7 @@ def start_engine(line: bytes) -> Loaded:
         vocab_size=engine.tokenizer.vocab_size,
         max_rows=limits.max_rows,
         default_params=engine.default_params,
-        step_times="none" if engine.timing is None else engine.timing.label,
+        step_times=engine.step_times,
         notes=tuple(f"{label}: {amount}" for label, amount in engine.lines()),
         status=status(),
     )

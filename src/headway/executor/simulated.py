@@ -14,17 +14,18 @@ from headway.scheduling.shape import shape_of
 
 
 class FixedCosts(msgspec.Struct, frozen=True):
-    """The simplest step-time model: seconds per step, per row, per new token, per cached token read."""
+    """The simplest step-time model: seconds per step, per row, per new token, per cached token read, per pair of query
+    and key."""
 
     step: float = 0.0
     row: float = 0.0
     token: float = 0.0
     kv_token: float = 0.0
+    pair: float = 0.0
 
     def predict(self, shape: StepShape) -> float:
-        return (
-            self.step + self.row * shape.rows + self.token * shape.tokens + self.kv_token * float(sum(shape.kv_tokens))
-        )
+        work = self.step + self.row * shape.rows + self.token * shape.tokens
+        return work + self.kv_token * sum(shape.kv_tokens) + self.pair * sum(shape.pairs)
 
 
 class TokenSource(Protocol):

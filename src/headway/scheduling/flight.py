@@ -14,6 +14,8 @@ class Flight:
         plan: what the executor works on.
         rows: the row of each Work, in order.
         copied: rows that share a block by a copy which this plan orders.
+        admitted: how many rows it admitted.
+        waited: somebody waited when it was planned.
         planned: when, ps.
         idle: ps since the step before was committed; 0 if another was in flight.
         shape: size of the step, if anyone wants to know.
@@ -21,14 +23,25 @@ class Flight:
             back when it is committed.
     """
 
-    __slots__ = ("copied", "idle", "plan", "planned", "rows", "shape", "tables")
+    __slots__ = ("admitted", "copied", "idle", "plan", "planned", "rows", "shape", "tables", "waited")
 
     def __init__(
-        self, plan: StepPlan, rows: list[Row], copied: list[Row], planned: int, idle: int, shape: StepShape | None
+        self,
+        plan: StepPlan,
+        rows: list[Row],
+        copied: list[Row],
+        *,
+        admitted: int,
+        waited: bool,
+        planned: int,
+        idle: int,
+        shape: StepShape | None,
     ) -> None:
         self.plan = plan
         self.rows = rows
         self.copied = copied
+        self.admitted = admitted
+        self.waited = waited
         self.planned = planned
         self.idle = idle
         self.shape = shape

@@ -39,6 +39,7 @@ class Step:
         left: new tokens that chunks may still take.
         work, rows: what is planned so far, and whose it is.
         copied: rows admitted with a block copied.
+        admitted: how many rows were.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Step:
         self.work: list[Work] = []
         self.rows: list[Row] = []
         self.copied: list[Row] = []
+        self.admitted = 0
         self._new: list[RowInit] = []
         self._copies: list[BlockCopy] = []
         self._reasons: dict[int, str] = {}  # why rows were not admitted, by their number
@@ -204,6 +206,7 @@ class Step:
         self._copies += copies
         if copies:
             self.copied.append(row)
+        self.admitted += 1
         admission.admitted(row)
         self._plan_chunk(row, count, timed_out)
         return ""

@@ -25,9 +25,11 @@ from headway.scheduling.budget import Budget, StepTimeModel
 from headway.scheduling.commit import apply
 from headway.scheduling.digest import digest_of
 from headway.scheduling.flight import Flight
-from headway.scheduling.planning import Step
+from headway.scheduling.pace import Pace
+from headway.scheduling.planning import BY_POLICY, NO_BLOCKS, NO_ROWS, PREEMPTING, Step
 from headway.scheduling.policies.chunked import CHUNKED
 from headway.scheduling.policies.policy import Policy
+from headway.scheduling.shape import ShapeBuilder
 from headway.scheduling.state import Emission, State
 
 
@@ -43,6 +45,8 @@ class Scheduler:
         log: receives every event.
         ttl: how long an unused cached block is kept, ps; None = until its place is needed.
         max_waiting, max_waiting_tokens: most requests, and prompt tokens, that may wait; None = no bound.
+        max_wait: seconds that a request may wait for its first blocks; it is refused if it would wait longer, and
+            aborted when it has. None = no bound.
         verify: compare tokens on every prefix hit (debug).
     """
 
@@ -58,19 +62,22 @@ class Scheduler:
         ttl: int | None = None,
         max_waiting: int | None = None,
         max_waiting_tokens: int | None = None,
+        max_wait: float | None = None,
         verify: bool = False,
     ) -> None:
         self.limits = limits
         self.policy = policy
         self.cache = KVCache(limits, key, ttl, verify)
-        self.state = State(limits, self.cache, log)
+        self.state = State(limits, self.cache, log, max_wait)
         self.blocked = ""
+        self.pace = Pace()
         self._budget = budget or Budget()
         self._model = model
         self._log = log
         self._ttl = ttl
         self._max_waiting = max_waiting
         self._max_waiting_tokens = max_waiting_tokens
+        self._max_wait = max_wait
         self._steps = 0
         self._last_commit: int | None = None
         self._last_landed: Flight | None = None
@@ -94,6 +101,23 @@ class Scheduler:
     def in_flight(self) -> int:
         """Plans whose results are not committed yet."""
         return len(self.state.flights)
+
+    def predicted_wait(self) -> float:
+        """Seconds that a request which arrived now would wait for its first blocks, by the speed measured while others
+        waited, or before that by the step-time model; 0 if nobody waits or nothing is known."""
+        state = self.state
+        if not len(state.queue):
+            return 0.0
+        tokens = state.waiting_tokens + sum(row.request.todo for row in state.running if row.request.todo > 1)
+        if self.blocked in (NO_ROWS, NO_BLOCKS, PREEMPTING, BY_POLICY):
+            wait = self.pace.seconds_for(requests=self.waiting)
+        else:
+            wait = self.pace.seconds_for(tokens=tokens)
+        if wait is None and self._model is not None:
+            most = min(self.limits.max_tokens_per_step, self._budget.tokens or self.limits.max_tokens_per_step)
+            shape = ShapeBuilder(self.limits.windows).with_row(0, most, 1)
+            wait = tokens * self._model.predict(shape) / most
+        return wait or 0.0
 
     def header(self, profile: dict[str, Any] | None = None, config: dict[str, Any] | None = None) -> Header:
         """First line of an event file of this scheduler; write it while no request is live.
@@ -171,7 +195,8 @@ class Scheduler:
             return StepPlan(self._steps)
         state.abort_expired(now)
         self.cache.expire(now)
-        step = Step(state, self._budget, self._model, self._log is not None, now)
+        waited = len(state.queue) > 0
+        step = Step(state, self._budget, self._model, self._log is not None, now, self.pace.slowness)
         self.policy.fill(step)
         plan = step.finish(self._steps)
         self.blocked = step.blocked
@@ -182,7 +207,12 @@ class Scheduler:
         self._steps += 1
         idle = now - self._last_commit if self._last_commit is not None and not state.flights else 0
         shape = step.shape.build() if step.shape else None
-        state.flights.append(Flight(plan, step.rows, step.copied, now, idle, shape))
+        state.flights.append(
+            Flight(
+                plan, step.rows, step.copied,
+                admitted=step.admitted, waited=waited, planned=now, idle=idle, shape=shape,
+            )
+        )  # fmt: skip
         if self._log:
             self._log.append(StepPlanned(now=now, step=plan.step, digest=digest_of(plan), blocked=self.blocked))
         return plan
@@ -209,6 +239,7 @@ class Scheduler:
         """Apply the result of the oldest plan in flight. -> everything for clients, as `take_emissions`."""
         flight = self._land(result.step)
         apply(self.state, flight, result, now)
+        self.pace.count(flight, result, max(flight.planned, self._last_commit or 0), now)
         self._last_commit = now
         return self.take_emissions()
 
@@ -296,18 +327,19 @@ class Scheduler:
         self._check_queue(request, len(choices))
 
     def _check_queue(self, request: Request, choices: int) -> None:
+        wait, tokens = self.predicted_wait(), self.state.waiting_tokens
+        more = choices * request.prompt_len if tokens else 0  # a prompt longer than the bound may wait alone
         if self._max_waiting is not None and self.waiting + choices > self._max_waiting:
-            raise Rejected(
-                Reject.QUEUE_FULL, f"{self.waiting} requests wait already, of at most {self._max_waiting}; try later"
-            )
-        # A prompt longer than the bound is still accepted when nothing else waits.
-        waiting = self.state.waiting_tokens
-        asked = waiting + choices * request.prompt_len
-        if self._max_waiting_tokens is not None and waiting and asked > self._max_waiting_tokens:
-            raise Rejected(
-                Reject.QUEUE_FULL,
-                f"{waiting} prompt tokens wait already, of at most {self._max_waiting_tokens}; try later",
-            )
+            problem = f"{self.waiting} requests wait already, of at most {self._max_waiting}"
+        elif self._max_waiting_tokens is not None and more and tokens + more > self._max_waiting_tokens:
+            problem = f"{tokens} prompt tokens wait already, of at most {self._max_waiting_tokens}"
+        elif self._max_wait is not None and wait > self._max_wait:
+            problem = f"it would wait {wait:.0f} s, and may wait {self._max_wait:g}"
+        else:
+            return
+        raise Rejected(
+            Reject.QUEUE_FULL, f"{problem}; try again in {max(1, round(wait))} s", retry_after=max(1.0, wait)
+        )
 
 
 def _choice(request: Request, number: int) -> Request:

@@ -20,6 +20,7 @@ import msgspec
 
 from headway.cache.kv import Hit, KVCache
 from headway.cache.table import BlockTable
+from headway.core.clock import to_ps
 from headway.core.events import Admitted, EventLog, Finished, Preempted, Queued
 from headway.core.request import Finish, Request
 from headway.core.step import BlockCopy, Capabilities
@@ -57,7 +58,9 @@ class State:
         emissions: what the engine has not taken yet.
     """
 
-    def __init__(self, limits: Capabilities, cache: KVCache, log: EventLog | None) -> None:
+    def __init__(
+        self, limits: Capabilities, cache: KVCache, log: EventLog | None, max_wait: float | None = None
+    ) -> None:
         self.limits = limits
         self.cache = cache
         self.log = log
@@ -69,7 +72,8 @@ class State:
         self.flights: deque[Flight] = deque()
         self.gone: list[str] = []
         self.emissions: list[Emission] = []
-        self._deadlines: list[tuple[int, int, Row]] = []  # (deadline, number, row)
+        self._max_wait = max_wait
+        self._deadlines: list[tuple[int, int, bool, Row]] = []  # (when, number, of waiting only, row)
         self._added = 0
 
     def add(self, request: Request) -> None:
@@ -81,7 +85,9 @@ class State:
         self.choices.setdefault(request.request_id, []).append(row)
         self.waiting_tokens += request.prompt_len
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, row.number, row))
+            heapq.heappush(self._deadlines, (request.deadline, row.number, False, row))
+        if self._max_wait is not None:
+            heapq.heappush(self._deadlines, (request.arrival + to_ps(self._max_wait), row.number, True, row))
         if parent is None:
             self.queue.push(row)
         else:
@@ -174,13 +180,15 @@ class State:
     def abort_expired(self, now: int) -> None:
         """Abort every request whose deadline has passed. O(1) when none has."""
         while (deadline := self.next_deadline()) is not None and deadline <= now:
-            self.abort(self._deadlines[0][2], "deadline exceeded", now)
+            _, _, waiting, row = self._deadlines[0]
+            self.abort(row, f"waited {self._max_wait:g} s in the queue" if waiting else "deadline exceeded", now)
 
     def next_deadline(self) -> int | None:
         """The earliest deadline of a live request, ps."""
         while self._deadlines:
-            deadline, _, row = self._deadlines[0]
-            if row.request.finish is None:
+            deadline, _, waiting, row = self._deadlines[0]
+            admitted = row.place is Place.RUNNING or row.request.preemptions > 0
+            if row.request.finish is None and not (waiting and admitted):
                 return deadline
             heapq.heappop(self._deadlines)
         return None

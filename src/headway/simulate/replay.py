@@ -28,6 +28,7 @@ from headway.core.events import (
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import Capabilities, StepPlan, StepResult
 from headway.engine.event_file import EventFileError, read_events, read_header
+from headway.executor.simulated import FixedCosts
 from headway.scheduling.budget import Budget, StepTimeModel
 from headway.scheduling.digest import digest_of
 from headway.scheduling.policies import policy_named
@@ -199,7 +200,8 @@ def replay(
 
     Args:
         path: an event file.
-        model: the step-time model of the run; needed if its budget was in milliseconds.
+        model: the step-time model of the run; needed if its budget was in milliseconds and its steps were predicted by
+            a profile.
         watch: called after every step, for tests and debuggers.
 
     Raises:
@@ -209,6 +211,8 @@ def replay(
     recording = Recording(path)
     header = recording.header
     budget = msgspec.convert(header.budget, Budget)
+    if model is None and header.profile and header.profile.get("costs"):
+        model = FixedCosts(**header.profile["costs"])
     if budget.milliseconds is not None and model is None:
         raise BadInput(str(path), "its budget is in milliseconds; give the step-time model of the run")
     scheduler = Scheduler(

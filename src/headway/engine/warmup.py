@@ -1,0 +1,110 @@
+"""The first steps of an engine, before anybody asks: they have its buffers mapped, and tell how long its steps take.
+
+Four kinds of step are enough for a model of step times that the scheduler can size its work with: a decode and a
+chunk, each without a context and behind a long one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from headway.core.request import SamplingParams
+from headway.core.step import BlockCopy, Capabilities, RowInit, StepPlan, Work
+from headway.executor.protocol import Executor
+from headway.executor.simulated import FixedCosts
+from headway.scheduling.budget import Budget, StepTimeModel
+
+CHUNK, SMALL_CHUNK, SLOW = 64, 16, 0.1  # tokens; the small one where a decode takes longer than SLOW seconds
+CONTEXT = 1024  # tokens of the long context
+TRIES = 2
+
+DECODES = 3.0  # what a step may take beside decodes, in decode steps
+LEAST_MS = 20.0  # a faster stream than fifty tokens a second helps nobody
+_LABEL = "warm-up"
+
+
+def measure_steps(executor: Executor) -> FixedCosts:
+    """Run a few steps on an executor that holds no rows yet -> what its steps cost. Leaves none behind."""
+    limits = executor.capabilities()
+    steps = _Steps(executor, limits)
+    context = min(CONTEXT, limits.max_model_len - CHUNK - 2, min(limits.blocks) * limits.block_size - CHUNK)
+    decode = steps.seconds(0, 1)
+    chunk = min(CHUNK if decode < SLOW else SMALL_CHUNK, limits.max_tokens_per_step)
+    if context < chunk or chunk < 2:
+        return FixedCosts(step=decode)
+    prefill = steps.seconds(0, chunk)
+    far_decode, far_prefill = steps.seconds(context, 1), steps.seconds(context, chunk)
+    token = max(0.0, (prefill - decode) / (chunk - 1))
+    pair = max(0.0, (far_prefill - prefill - far_decode + decode) / ((chunk - 1) * context))
+    return FixedCosts(
+        step=max(0.0, decode - token),
+        token=token,
+        pair=pair,
+        kv_token=max(0.0, (far_decode - decode) / context - pair),
+    )
+
+
+@dataclass(frozen=True)
+class Pacing:
+    """How large steps are to be.
+
+    Attributes:
+        budget: in tokens, and in milliseconds if there is a model.
+        model: predicts steps; None = nothing does.
+        costs: what the first steps cost, if they were measured.
+        text: the budget in words, for people.
+    """
+
+    budget: Budget
+    model: StepTimeModel | None
+    costs: FixedCosts | None
+    text: str
+
+
+def pace(executor: Executor, tokens: int, step_ms: float | None, known: StepTimeModel | None, measured: bool) -> Pacing:
+    """Warm the executor up, and decide how large its steps are to be.
+
+    Args:
+        tokens: most new tokens of a step.
+        step_ms: most milliseconds beside decodes, if somebody says.
+        known: an estimate of step times; None = from the first steps.
+        measured: whether to size steps by time although nobody says how long they may be.
+    """
+    if step_ms is None and not measured:
+        return Pacing(Budget(tokens=tokens), known, None, f"up to {tokens} tokens")
+    costs = measure_steps(executor)
+    decode = 1e3 * (costs.step + costs.token)
+    milliseconds = step_ms or max(LEAST_MS, DECODES * decode)
+    text = (
+        f"up to {milliseconds:.3g} ms beside decodes, and {tokens} tokens; a decode step took {decode:.3g} ms at start"
+    )
+    return Pacing(Budget(tokens=tokens, milliseconds=milliseconds), known or costs, costs, text)
+
+
+class _Steps:
+    """Steps of one row, at the beginning of the cache."""
+
+    def __init__(self, executor: Executor, limits: Capabilities) -> None:
+        self._executor = executor
+        self._limits = limits
+        self._numbers = itertools.count()
+
+    def seconds(self, start: int, count: int) -> float:
+        """The shortest of a few tries of a step that computes `count` tokens from `start` on."""
+        blocks = -(-(start + count) // self._limits.block_size)
+        table = tuple(tuple(range(blocks)) for _ in self._limits.blocks)
+        params = SamplingParams(temperature=0.0, seed=0)
+        row = RowInit(_LABEL, (0,) * (start + count), start + count, params, blocks=table)
+        groups = range(len(self._limits.blocks))
+        written = tuple(BlockCopy(group, 0, block) for group in groups for block in range(1, blocks))
+        self._run(new=(row,), copies=written)  # memory that was never written is not read like a cache
+        work = (Work(_LABEL, start, count, logits=1, sample=True),)
+        best = min(self._run(work=work) for _ in range(TRIES))
+        self._run(gone=(_LABEL,))
+        return best
+
+    def _run(self, **plan: object) -> float:
+        number = next(self._numbers)
+        self._executor.submit(StepPlan(number, **plan))  # type: ignore[arg-type]
+        return self._executor.collect(number).seconds.executor

@@ -1,0 +1,48 @@
+"""How fast an engine is, measured on its own steps. A fold over results: same results, same figures, same plans."""
+
+from __future__ import annotations
+
+from headway.core.clock import to_seconds
+from headway.core.step import StepResult
+from headway.scheduling.flight import Flight
+
+HALF_LIFE = 20.0  # seconds of steps after which a measured one counts half
+LEARNING = 0.1  # weight of the last step's ratio of measured to predicted time
+RATIOS = 0.5, 2.0  # bounds of a ratio: what is beyond says that something else happened
+
+
+class Pace:
+    """Measured speed.
+
+    Attributes:
+        slowness: measured over predicted time of steps that hold chunks.
+    """
+
+    def __init__(self) -> None:
+        self.slowness = 1.0
+        self._seconds = 0.0  # of steps before which somebody waited; these three fade
+        self._prompt_tokens = 0.0
+        self._admitted = 0.0
+
+    def count(self, flight: Flight, result: StepResult, since: int, now: int) -> None:
+        """Learn from a step that was committed at `now`; the one before at `since`, ps."""
+        predicted, measured = flight.plan.predicted, result.seconds.executor
+        chunks = [work.count for work in flight.plan.work if work.count > 1 or not work.sample]
+        if predicted and measured and chunks:
+            least, most = RATIOS
+            ratio = min(max(measured / predicted, least), most)
+            self.slowness += LEARNING * (ratio - self.slowness)
+        if not flight.waited:
+            return
+        seconds = to_seconds(now - since)
+        fade = 0.5 ** (seconds / HALF_LIFE)
+        self._seconds = self._seconds * fade + seconds
+        self._prompt_tokens = self._prompt_tokens * fade + sum(chunks)
+        self._admitted = self._admitted * fade + flight.admitted
+
+    def seconds_for(self, *, requests: int | None = None, tokens: int | None = None) -> float | None:
+        """How long admitting so many requests, or computing so many prompt tokens, takes while others wait; None if
+        nobody had to wait yet."""
+        done = self._admitted if requests is not None else self._prompt_tokens
+        wanted = requests if requests is not None else tokens
+        return None if not done or wanted is None else wanted * self._seconds / done
