@@ -149,7 +149,7 @@ def test_explain_says_what_binds_and_what_would_then(capsys: pytest.CaptureFixtu
 
 def test_a_model_that_does_not_fit_is_explained_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     text = plan(["explain", "--model", "deepseek-v3", "--hardware", "h100-sxm"], capsys)
-    assert "0 sequences, limited by nothing fits" in text
+    assert "0 sequences, limited by nothing fits" in text and "One change at a time" not in text
 
 
 def test_plots_without_matplotlib_are_refused_in_one_sentence(

@@ -16,8 +16,8 @@ from headway.plan import options
 from headway.plan.answers import Search
 from headway.plan.audit import audit, fewest_bytes, judge
 from headway.plan.estimates import constants
+from headway.plan.load import OpenLoop
 from headway.plan.render import document
-from headway.plan.replica import LoadedReplica
 from headway.plan.search import Wanted, search
 from headway.plan.traffic import Target, Traffic, from_trace
 from headway.report.document import write_page
@@ -168,7 +168,7 @@ def test_latent_attention_is_also_tried_data_parallel() -> None:
 
 
 def test_a_loaded_replica_obeys_little_and_slows_with_load() -> None:
-    replica = LoadedReplica(StepTime(LLAMA, H100, efficiency=constants(LLAMA, H100, "vllm", "bf16", 1).efficiency))
+    replica = OpenLoop(StepTime(LLAMA, H100, efficiency=constants(LLAMA, H100, "vllm", "bf16", 1).efficiency))
     loads = [replica.at(rate, TRAFFIC, TARGET) for rate in (0.5, 2, 4)]
     assert [load.mean_tpot for load in loads] == sorted(load.mean_tpot for load in loads)
     assert [load.ttft for load in loads] == sorted(load.ttft for load in loads)
@@ -177,7 +177,7 @@ def test_a_loaded_replica_obeys_little_and_slows_with_load() -> None:
 
 
 def test_prefix_hits_let_a_replica_carry_more() -> None:
-    replica = LoadedReplica(StepTime(LLAMA, H100, efficiency=constants(LLAMA, H100, "vllm", "bf16", 1).efficiency))
+    replica = OpenLoop(StepTime(LLAMA, H100, efficiency=constants(LLAMA, H100, "vllm", "bf16", 1).efficiency))
     cold, _ = replica.most(TRAFFIC, TARGET)
     warm, _ = replica.most(msgspec.structs.replace(TRAFFIC, cache_hit=0.8), TARGET)
     assert warm > cold

@@ -105,8 +105,9 @@ def estimate(setup: Setup, concurrency: int = 64, input_tokens: int = 2000, outp
     found: Estimate = calibration().predict(deployment)
     tpot = found.tpot.p50 if found.tpot else found.bound_tpot
     about = msgspec.structs.replace(setup, mode="calibrated").about(
-        replica, assumptions=(f"{concurrency:g} equal requests always in flight: a closed loop (--concurrency)",)
-    )
+        replica, (), (f"{concurrency:g} equal requests always in flight: a closed loop (--concurrency)",),
+        "exact" if found.reason else "",
+    )  # fmt: skip
     return Served(
         **about | {"precision": deployment.precision, "kind": found.label, "memory": deployment.memory},
         engine=deployment.engine,

@@ -74,10 +74,11 @@ def _(a: Step) -> list[Part]:
     lines: list[Part] = [
         Text(f"decode step, batch {a.batch}, context {a.context}{beside}: {seconds(a.seconds)}, bound by {a.binds}")
     ]
+    each = f", {decimal(a.tokens_per_second_per_user)} tok/s per user" if a.batch > 1 else ""
     if a.p10 is not None:
         lines.append(Text(f"range p10-p90: {seconds(a.p10)} to {seconds(a.p90)}"))
     lines += [
-        Text(f"{count(a.tokens_per_second)} tok/s, {decimal(a.tokens_per_second_per_user)} tok/s per user"),
+        Text(f"{decimal(a.tokens_per_second)} tok/s{each}"),
         waterfall(a.terms, a.seconds), Drawing(partial(figures.waterfall, answer=a), on_page=False),
     ]  # fmt: skip
     return lines if a.fits else [*lines, Text(f"does NOT fit in memory here: {_needs(a.gpus_needed)}", "bad")]
@@ -209,15 +210,17 @@ def _(a: Levers) -> list[Part]:
 @parts.register
 def _(a: Explained) -> list[Part]:
     changes = [
-        [s.change, times(s.throughput), times(s.batch), count(s.capacity), s.then_limited_by] for s in a.sensitivities
-    ]
+        [s.change, times(s.throughput), times(s.batch), count(s.capacity), s.then_limited_by]
+        for s in a.sensitivities if s.capacity
+    ]  # fmt: skip
+    table = Grid(["change", "tok/s", "batch", "sequences", "then limited by"], changes, "One change at a time")
     limit = f"limited by {a.limited_by}" + (f" within {a.tpot_ms:g} ms per token" if a.tpot_ms else "")
     return [
         *parts.dispatch(Step)(a),
-        Text(f"{a.largest_term.replace('_', ' ')} is {a.largest_share:.0%} of the step"),
+        Text(f"largest term: {a.largest_term.replace('_', ' ')}, {a.largest_share:.0%} of the step"),
         Text(f"capacity here: {a.capacity} sequences, {limit}"),
         *(Text(f"next: {line}") for line in a.next_limits),
-        Grid(["change", "tok/s", "batch", "sequences", "then limited by"], changes, "One change at a time"),
+        *([table] if changes else []),
         Drawing(partial(figures.frontier, answer=a.frontier)),
     ]
 

@@ -16,8 +16,8 @@ from headway.core.errors import BadInput
 from headway.plan.answers import Deployment, Rejected, Search
 from headway.plan.estimates import calibrated_step, constants
 from headway.plan.flags import engine_flags
+from headway.plan.load import Load, OpenLoop
 from headway.plan.prices import price_assumption
-from headway.plan.replica import Load, LoadedReplica
 from headway.plan.traffic import Target, Traffic, check
 from headway.report.units import gigabytes, metric
 from headway.roofline.hardware import Hardware
@@ -167,7 +167,7 @@ def price_of(device: Hardware, wanted: Wanted) -> float | None:
 
 def _mixed(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> Deployment | Rejected:
     """Replicas that prefill and decode in the same steps."""
-    replica = LoadedReplica(c.model)
+    replica = OpenLoop(c.model)
     if replica.memory.room <= 0:
         return Rejected(c.name, "the weights do not fit")
     if replica.sequence_bytes(traffic.longest) > replica.memory.room:
@@ -190,7 +190,7 @@ def _split(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> De
     """A pool that prefills and one that decodes, the cache shipped between them; None where it makes no sense."""
     if not wanted.split or c.device.kind == "cpu":
         return None
-    prefill, decode = LoadedReplica(c.model, "prefill"), LoadedReplica(c.model, "decode")
+    prefill, decode = OpenLoop(c.model, "prefill"), OpenLoop(c.model, "decode")
     if prefill.memory.room <= prefill.sequence_bytes(traffic.longest):
         return None  # the mixed row says what does not fit
     ship = prefill.sequence_bytes(traffic.fresh_tokens) / NETWORK  # every GPU ships its own part
@@ -221,7 +221,7 @@ def _priced(
 ) -> Deployment | Rejected:  # fmt: skip
     """The deployment with its bill, `prefill_share` of which is for prompts; rejected when it cannot be priced or is
     over budget."""
-    price, total = price_of(c.device, wanted), (replicas + prefill_replicas) * c.gpus
+    price, total, loop = price_of(c.device, wanted), (replicas + prefill_replicas) * c.gpus, OpenLoop(c.model)
     if price is None:
         return Rejected(c.name, "no price is catalogued; give one with --prices")
     hour = price * total
@@ -231,7 +231,7 @@ def _priced(
     return Deployment(
         rank=0, name=name, hardware=c.device.name, hardware_kind=c.device.kind, gpus=c.gpus, total_gpus=total,
         precision=c.precision, replicas=replicas, prefill_replicas=prefill_replicas, attention_dp=c.attention_dp,
-        memory=LoadedReplica(c.model).memory, max_model_len=_context_limit(LoadedReplica(c.model), traffic),
+        memory=loop.memory, max_model_len=_context_limit(loop, traffic),
         batch=round(load.batch, 1), peak_batch=ceil(load.peak_batch), chunk=load.chunk, ttft_ms=ttft * 1e3,
         tpot_ms=load.tpot * 1e3, mean_tpot_ms=load.mean_tpot * 1e3, basis=c.basis,
         tpot_p10_ms=None if c.low is None else load.tpot * c.low * 1e3,
@@ -243,7 +243,7 @@ def _priced(
     )  # fmt: skip
 
 
-def _context_limit(replica: LoadedReplica, traffic: Traffic) -> int:
+def _context_limit(replica: OpenLoop, traffic: Traffic) -> int:
     """Context limit to set: what the traffic needs, rounded up to 1024 while the memory holds it, never above the
     model's own."""
     shape = replica.model.shape
@@ -254,12 +254,12 @@ def _context_limit(replica: LoadedReplica, traffic: Traffic) -> int:
     return min(limit, shape.context) if shape.context else limit
 
 
-def _too_large(replica: LoadedReplica, tokens: float) -> str:
+def _too_large(replica: OpenLoop, tokens: float) -> str:
     need, free = replica.sequence_bytes(tokens) / 1e9, replica.memory.room / 1e9
     return f"its cache takes {need:.1f} GB of the {free:.1f} GB left per GPU"
 
 
-def _why(limit: str, replica: LoadedReplica, traffic: Traffic) -> str:
+def _why(limit: str, replica: OpenLoop, traffic: Traffic) -> str:
     """Why not even a trickle of requests is served."""
     if limit == "memory":
         return f"one request alone: {_too_large(replica, traffic.mean_context)}, peaks counted"

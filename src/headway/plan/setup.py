@@ -87,14 +87,17 @@ class Setup(msgspec.Struct, frozen=True):
             raise BadInput("--link-gbs", f"{device.name} has no catalogued link; give its GB/s per direction")
         return device.link.bandwidth
 
-    def about(self, replica: Replica, notes: tuple[str, ...] = (), assumptions: tuple[str, ...] = ()) -> dict[str, Any]:
-        """The fields of `Answer`: this verb's notes and assumptions, then those of every verb."""
+    def about(
+        self, replica: Replica, notes: tuple[str, ...] = (), assumptions: tuple[str, ...] = (), counted: str = ""
+    ) -> dict[str, Any]:
+        """The fields of `Answer`: this verb's notes and assumptions, then those of every verb. `counted`: the mode
+        that made the figures, where it is not the one asked for."""
         cached = {group.dtype_bytes for group in replica.shape.groups if group.kind != "state"}
         return {
             "model": replica.shape.name, "hardware": replica.hardware.name, "gpus": replica.gpus,
             "precision": replica.precision, "kv_bytes_per_number": max(cached, default=0.0), "math": replica.math,
             "mode": self.mode, "memory": memory_plan(replica), "notes": [*notes, *self._notes(replica)],
-            "assumptions": [*assumptions, *self._assumptions(replica)],
+            "assumptions": [*assumptions, *self._assumptions(replica, counted or self.mode)],
         }  # fmt: skip
 
     def _notes(self, replica: Replica) -> list[str]:
@@ -111,14 +114,14 @@ class Setup(msgspec.Struct, frozen=True):
             )
         return notes
 
-    def _assumptions(self, replica: Replica) -> list[str]:
+    def _assumptions(self, replica: Replica, mode: str) -> list[str]:
         device = replica.hardware
         peak = "" if replica.pi == float("inf") else f", {metric(replica.pi, 'FLOP/s')} in {replica.math}"
         lines = [
             f"{device.name}: {gigabytes(device.usable)} at {metric(device.bandwidth, 'B/s')}{peak} ({device.date})",
-            COUNTED[self.mode].format(engine=self.engine),
+            COUNTED[mode].format(engine=self.engine),
         ]
-        if replica.gpus > 1 and self.mode != "calibrated":
+        if replica.gpus > 1 and mode != "calibrated":
             reduce = replica.all_reduce
             lines.append(
                 f"all-reduces: {self.all_reduce or 'ring'}, {self.link_seconds() * 1e6:g} us per hop, "

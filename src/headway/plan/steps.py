@@ -60,7 +60,8 @@ def step(
         assumptions = (f"reading and arithmetic reach {mbu:.0%} of their peaks (--mbu)",)
     fits = batch <= capacities.memory_batch(replica, context)
     return Step(
-        **setup.about(replica, notes, assumptions) | {"kind": "estimate" if constants or mbu else "bound"},
+        **setup.about(replica, notes, assumptions, "exact" if notes else "")
+        | {"kind": "estimate" if constants or mbu else "bound"},
         batch=batch, context=context, chunk=chunk, seconds=seconds,
         p10=cost.seconds * constants.low if constants else None,
         p90=cost.seconds * constants.high if constants else None,

@@ -46,11 +46,11 @@ class Load(msgspec.Struct, frozen=True):
     broken: tuple[str, ...] = ()
 
 
-class LoadedReplica:
-    """A model on some GPUs, with an estimating step-time model.
+class OpenLoop:
+    """One replica whose requests arrive at a rate of their own, however long answers take.
 
     Args:
-        model: step time. weights: bytes on one GPU. role: "mixed", "prefill" or "decode".
+        model: estimates its steps. role: "mixed", "prefill" or "decode".
     """
 
     def __init__(self, model: StepTime, role: str = "mixed") -> None:
