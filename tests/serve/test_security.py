@@ -38,7 +38,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> object:
 ROUTES = [
     "/v1/models",
     "/v1/models/scripted",
-    "/ready",
     "/metrics",
     "/version",
     "/openapi.json",
@@ -56,7 +55,7 @@ def test_every_route_but_liveness_needs_a_key(guarded: Server, path: str) -> Non
         assert client.get(path, headers={"authorization": "Bearer sk-wrong"}).status_code == 401
         assert client.get(path, headers={"authorization": "Bearer sk-two"}).status_code != 401
         assert client.get(path, headers={"x-api-key": "sk-one"}).status_code != 401
-        assert client.get("/health").status_code == 200
+        assert client.get("/health").status_code == client.get("/ready").status_code == 200
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize"])
@@ -101,7 +100,8 @@ def test_a_public_address_without_a_key_is_refused(tmp_path: Path) -> None:
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
         with pytest.raises(BadInput, match="--api-key-file"):
             run(ServeOptions(model="m", host=host, load_text=ByteTokenizer))
-    assert is_loopback("localhost") and is_loopback("127.9.9.9") and is_loopback("::1")
+    assert all(map(is_loopback, ("localhost", "LOCALHOST", "127.9.9.9", "::1", "::ffff:127.0.0.1")))
+    assert not any(map(is_loopback, ("localhost.evil.example", "::ffff:192.0.2.1", "::", "")))
 
 
 @pytest.mark.parametrize("content", ["", "# only a comment\n", "two words\n", "k" * 600 + "\n", "schlüssel\n", None])
@@ -111,6 +111,12 @@ def test_a_key_file_without_usable_keys_is_refused(tmp_path: Path, content: str 
         path.write_text(content)
     with pytest.raises(BadInput, match="--api-key-file"):
         read_keys(path)
+
+
+def test_a_key_file_may_have_comments(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# all of them\nsk-one  # the laptop\n\n  # none\nsk#two\t#\n")
+    assert read_keys(path) == ["sk-one", "sk#two"]
 
 
 def test_keys_are_kept_as_digests() -> None:
@@ -123,6 +129,9 @@ def test_keys_are_kept_as_digests() -> None:
         ({"host": "localhost:1"}, 200),
         ({"host": "127.0.0.1"}, 200),
         ({"host": "[::1]:80"}, 200),
+        ({"host": "LOCALHOST:80"}, 200),
+        ({"host": "[::ffff:127.0.0.1]"}, 200),
+        ({"host": "localhost.evil.example"}, 403),
         ({"host": "evil.example"}, 403),
         ({"host": "evil.example?"}, 400),
         ({"host": "localhost/x"}, 400),

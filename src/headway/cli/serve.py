@@ -26,20 +26,30 @@ def serve(
     max_body_mib: Annotated[float, typer.Option(help="Most MiB of one request.")] = 8.0,
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds running requests get after SIGTERM.")] = 30.0,
     stall_timeout: Annotated[float, typer.Option(help="/health fails when a step takes longer, in seconds.")] = 60.0,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Origin of pages that may read answers, such as https://app.example; * = all."),
+    ] = None,
+    access_log: Annotated[str, typer.Option(help="A line per request on stderr: off, text, or json.")] = "off",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning, or error.")] = "info",
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API does. Ctrl-C or SIGTERM finishes running requests, then stops."""
-    import logging
     import sys
 
     import msgspec
 
     from headway.cli.terminal import fetching
+    from headway.core.errors import BadInput
     from headway.model.load import describe
     from headway.model.source import DEFAULT_MODEL
+    from headway.serve import logs
     from headway.serve.lifecycle import ServeOptions, run
     from headway.serve.model_text import ModelText
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    for flag, value, accepted in (("--access-log", access_log, logs.ACCESS), ("--log-level", log_level, logs.LEVELS)):
+        if value not in accepted:
+            raise BadInput(flag, f"{value!r} is not one of {', '.join(accepted)}")
+    logs.configure(log_level, access_log)
     with fetching() as progress:
         info = describe(engine.model or DEFAULT_MODEL, progress)
     engine = msgspec.structs.replace(engine, model=str(info.path))
@@ -54,6 +64,7 @@ def serve(
             max_queued_tokens=engine.max_queued_tokens,
             max_body_mib=max_body_mib,
             stall_timeout=stall_timeout,
+            cors_origins=cors_origin or (),
             engine_options=msgspec.json.encode(engine),
             chats=info.tokenizer.chat_template is not None,
             load_text=lambda: ModelText(info),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from headway.engine.ipc import Ready
 from headway.engine.machine import wall_clock
 from headway.serve.answer import Answer, Query
 from headway.serve.auth import Keys, check_host, header
+from headway.serve.cors import Cors
 from headway.serve.dialect import Endpoint
 from headway.serve.dialects import DIALECTS, dialect_of
 from headway.serve.encode import json_bytes
@@ -29,12 +31,13 @@ from headway.serve.errors import ApiError, from_headway, from_msgspec
 from headway.serve.generate import Generation
 from headway.serve.limits import BodyBudget, check_headers, check_json
 from headway.serve.link import EngineLink
+from headway.serve.logs import log_access
 from headway.serve.metrics import CONTENT_TYPE, HttpDone, Metrics
 from headway.serve.openapi import document
 from headway.serve.text import PromptReader, Text
 from headway.serve.text_pool import TextPool
 
-LIVENESS = "/health"  # the one route that needs no key
+PROBES = ("/health", "/ready")  # need no key
 CLIENT_GONE = 499  # counted, never sent
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 log = logging.getLogger("headway.serve")
@@ -84,7 +87,7 @@ class Api:
     def routes(self) -> list[Route]:
         return [
             *[self._route(endpoint) for dialect in DIALECTS for endpoint in dialect.endpoints],
-            Route(LIVENESS, self.health),
+            Route("/health", self.health),
             Route("/ready", self.readiness),
             Route("/metrics", self.metrics),
             Route("/version", self.version),
@@ -204,8 +207,9 @@ class Gate:
     A failure after the first byte of an answer closes the connection: the client must not take it for complete.
     """
 
-    def __init__(self, api: Api, keys: Keys) -> None:
+    def __init__(self, api: Api, keys: Keys, cors: Cors) -> None:
         self._keys = keys
+        self._cors = cors
         self._fold = api._metrics.fold
         routes = api.routes()
         self._router = Router(routes, redirect_slashes=False)
@@ -215,17 +219,25 @@ class Gate:
         if scope["type"] != "http":
             raise RuntimeError(f"only HTTP is served, not {scope['type']!r}")
         id = _request_id(scope)
+        begin = time.perf_counter()
+        origin = self._cors.allowed(scope["headers"])
+        extra = [(b"x-request-id", id), *(self._cors.headers(origin) if origin else ())]
         status = CLIENT_GONE
 
         async def reply(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", id)]
+                message["headers"] = [*message.get("headers", ()), *extra]
             await send(message)
 
         try:
-            await self._guarded(scope, receive, reply)
+            preflight = self._cors.preflight(scope["method"], scope["headers"]) if origin else None
+            if preflight is not None:
+                await reply({"type": "http.response.start", "status": 204, "headers": preflight})
+                await reply({"type": "http.response.body"})
+                return
+            await self._guarded(scope, receive, reply, origin is not None)
         except ClientDisconnect:
             status = CLIENT_GONE
             return
@@ -236,12 +248,16 @@ class Gate:
             await failed.response(dialect_of(scope["path"]).error(failed))(scope, receive, reply)
         finally:
             self._fold(HttpDone(self._label(scope["path"]), status))
+            peer = scope["client"][0] if scope.get("client") else ""
+            log_access(peer, scope["method"], scope["path"], status, time.perf_counter() - begin, id.decode())
 
-    async def _guarded(self, scope: Scope, receive: Receive, reply: Callable[[Message], Awaitable[None]]) -> None:
+    async def _guarded(
+        self, scope: Scope, receive: Receive, reply: Callable[[Message], Awaitable[None]], trusted_origin: bool
+    ) -> None:
         headers = scope["headers"]
         check_headers(headers)
-        check_host(headers, open_to_all=not self._keys)
-        scope["headway.tenant"] = "" if scope["path"] == LIVENESS else self._keys.tenant(headers)
+        check_host(headers, open_to_all=not self._keys, trusted_origin=trusted_origin)
+        scope["headway.tenant"] = "" if scope["path"] in PROBES else self._keys.tenant(headers)
         scope["app"] = self  # makes Starlette's router raise HTTPException instead of answering in plain text
         await self._router(scope, receive, reply)
 

@@ -24,16 +24,16 @@ def header(headers: Headers, name: bytes) -> bytes | None:
 
 
 def read_keys(path: Path) -> list[str]:
-    """Keys of a file: one a line; empty lines and lines that start with # do not count.
+    """Keys of a file: one a line. Empty lines do not count, nor what follows a # that begins a line or a word.
 
     Raises:
         BadInput: the file cannot be read, holds no key, or a key is too long or has blanks inside.
     """
     try:
-        lines = [line.strip() for line in path.read_text().splitlines()]
+        lines = [re.split(r"(?:^|\s)#", line)[0].strip() for line in path.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("--api-key-file", f"cannot read {str(path)!r}: {error}") from None
-    keys = [line for line in lines if line and not line.startswith("#")]
+    keys = [line for line in lines if line]
     if not keys:
         raise BadInput("--api-key-file", f"{str(path)!r} holds no key; write one key a line")
     for number, key in enumerate(keys, 1):
@@ -84,19 +84,22 @@ def _given_key(headers: Headers) -> bytes:
 
 def is_loopback(host: str) -> bool:
     """Whether a listening address can only be reached from this machine."""
-    if host == "localhost":
+    if host.lower() == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
-def check_host(headers: Headers, open_to_all: bool) -> None:
+def check_host(headers: Headers, open_to_all: bool, trusted_origin: bool = False) -> None:
     """Refuse odd Host headers; without keys also foreign names, which a web page could point at this machine.
 
     Args:
         open_to_all: no key is asked for.
+        trusted_origin: the page that asks is one that `--cors-origin` names.
 
     Raises:
         ApiError: 400 (not a host name) or 403 (not a loopback name, or a page of another site).
@@ -111,8 +114,12 @@ def check_host(headers: Headers, open_to_all: bool) -> None:
             403, "without API keys the server only answers to localhost; see --api-key-file", code="foreign_host"
         )
     origin = header(headers, b"origin")
-    if origin is not None and not is_loopback(_name(origin.partition(b"://")[2])):
-        raise ApiError(403, "without API keys the server does not answer pages of other sites", code="foreign_origin")
+    if origin is not None and not trusted_origin and not is_loopback(_name(origin.partition(b"://")[2])):
+        raise ApiError(
+            403,
+            "without API keys the server does not answer pages of other sites; see --cors-origin",
+            code="foreign_origin",
+        )
 
 
 def _name(host: bytes) -> str:

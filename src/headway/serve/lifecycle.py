@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -15,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from headway.engine.machine import event_loop_factory
 from headway.serve.admission import Backlog
 from headway.serve.app import Api, Gate, Phase
 from headway.serve.auth import Keys, is_loopback, read_keys
+from headway.serve.cors import Cors
 from headway.serve.errors import ApiError
 from headway.serve.limits import BodyBudget, raise_file_limit
 from headway.serve.link import EngineLink
@@ -56,6 +58,7 @@ class ServeOptions:
         chats: whether the model has a chat template.
         max_body_mib: most MiB of one request's body.
         stall_timeout: /health fails when the engine has work and finished no step for so many seconds.
+        cors_origins: of pages that may read answers; "*" = all.
         engine_command: starts the engine process.
         engine_options: one line of JSON for it.
         load_text: makes the text side; called in a thread.
@@ -71,6 +74,7 @@ class ServeOptions:
     max_queued_tokens: int = 4_000_000
     max_body_mib: float = 8.0
     stall_timeout: float = 60.0
+    cors_origins: Sequence[str] = ()
     engine_command: Sequence[str] = (sys.executable, "-m", "headway.engine.process")
     engine_options: bytes = b"{}"
     load_text: Callable[[], Text]
@@ -95,24 +99,50 @@ def run(options: ServeOptions) -> int:
         BadInput: an option is at fault; nothing was started.
     """
     keys = Keys(read_keys(options.api_key_file)) if options.api_key_file else Keys()
-    if not keys and not is_loopback(options.host):
-        raise BadInput("--host", f"{options.host} can be reached by others; also give --api-key-file, or use 127.0.0.1")
+    host = options.host[1:-1] if options.host.startswith("[") and options.host.endswith("]") else options.host
+    if not host:
+        raise BadInput("--host", "it is empty; 0.0.0.0 and :: are all addresses")
+    if not keys and not is_loopback(host):
+        raise BadInput("--host", f"{host} can be reached by others; also give --api-key-file, or use 127.0.0.1")
     raise_file_limit()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # texts are encoded in our own threads, beside a busy engine
-    sock = _bind(options.host, options.port)
-    with sock, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-        return runner.run(_Life(options, keys, sock).live())
+    with ExitStack() as closing, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+        socks = [closing.enter_context(sock) for sock in _bind(host, options.port)]
+        return runner.run(_Life(options, keys, socks).live())
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> list[socket.socket]:
+    """One socket per address of `host` that this machine has: "localhost" may be one of each family.
+
+    Raises:
+        BadInput: there is none, or the port is taken.
+    """
+    socks: list[socket.socket] = []
+    failure: OSError | None = None
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, protocol)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        raise BadInput("--port", f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-    return sock
+        names = ("127.0.0.1", "::1") if host.lower() == "localhost" else (host,)  # whatever /etc/hosts says
+        infos = [info for name in names for info in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
+    except (OSError, UnicodeError) as error:
+        raise BadInput("--host", f"{host!r} is not an address of this machine: {error}") from None
+    found = {info[4]: info[:3] for info in infos}
+    for address, kind in found.items():
+        if socks and not port:  # 0: all on the one the first got
+            address = (address[0], socks[0].getsockname()[1], *address[2:])
+        try:
+            sock = socket.socket(*kind)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if len(found) > 1 and kind[0] == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(address)
+            socks.append(sock)
+        except OSError as error:
+            failure = error
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                break
+    if not socks or (failure is not None and failure.errno == errno.EADDRINUSE):
+        problem = failure.strerror if failure is not None else "no address"
+        raise BadInput("--port", f"cannot listen on {host}:{port}: {problem}")
+    return socks
 
 
 class _Server(uvicorn.Server):
@@ -124,9 +154,9 @@ class _Server(uvicorn.Server):
 
 
 class _Life:
-    def __init__(self, options: ServeOptions, keys: Keys, sock: socket.socket) -> None:
+    def __init__(self, options: ServeOptions, keys: Keys, socks: Sequence[socket.socket]) -> None:
         self._options = options
-        self._sock = sock
+        self._socks = list(socks)
         self._signals: list[signal.Signals] = []
         self._asked = asyncio.Event()
         metrics = Metrics(options.model)
@@ -136,7 +166,7 @@ class _Life:
         budget = BodyBudget(int(options.max_body_mib * 2**20))
         self._api = Api(self._link, metrics, budget, options.model, int(time.time()), options.stall_timeout)
         config = uvicorn.Config(
-            Gate(self._api, keys),
+            Gate(self._api, keys, Cors(options.cors_origins)),
             http=GuardedProtocol,
             ws="none",
             lifespan="off",
@@ -155,7 +185,7 @@ class _Life:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
         await self._link.start()
-        serving = asyncio.create_task(self._server.serve(sockets=[self._sock]))
+        serving = asyncio.create_task(self._server.serve(sockets=self._socks))
         watches = [asyncio.create_task(self._sample_lag()), asyncio.create_task(self._sweep())]
         try:
             return await self._serve()
@@ -196,7 +226,7 @@ class _Life:
     def _announce(self) -> None:
         ready = self._link.ready
         assert ready is not None
-        host, port = self._sock.getsockname()[:2]
+        host, port = self._socks[0].getsockname()[:2]
         for line in ready.notes:
             self._options.say(line)
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -47,7 +47,7 @@ def document() -> bytes:
             paths[path] = _post(endpoint.summary, schema_of[endpoint.body], endpoint.stream_type)
     paths |= {
         "/health": _get("Liveness: the engine steps on. Needs no key.", open_to_all=True),
-        "/ready": _get("Readiness: requests are accepted."),
+        "/ready": _get("Readiness: requests are accepted. Needs no key.", open_to_all=True),
         "/metrics": _get("Prometheus metrics.", kind="text/plain"),
         "/version": _get("Version of the server."),
     }
