@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headway.bench.load import Load
-from headway.bench.metrics import Targets, delivered, summarize
+from headway.bench.measure import Workload, unexpected
+from headway.bench.metrics import Targets, answers, attainment, delivered, summarize
 from headway.bench.records import FailureKind
 from headway.bench.report import to_json
+from headway.bench.workload import Measure
 from headway.core.errors import BadInput
 from tests.bench.streams import failed, record, run_of
 
@@ -119,3 +123,25 @@ def test_delivered_load_is_checked() -> None:
     slow = run_of(*(record(at_ms=100.0 * n, late_ms=30.0 * n) for n in range(20)), load=load)
     assert delivered(on_time)["delivered"] and delivered(on_time)["intended_rate"] == pytest.approx(10)
     assert not delivered(slow)["delivered"]
+
+
+def test_a_share_that_is_not_proven_says_how_many_requests_would_do() -> None:
+    good = [record() for _ in range(20)]
+    found = attainment(good, Targets(ttft_ms=1000, attainment=0.9))
+    assert (found["attainment"], found["held"], found["needed"]) == (1.0, False, 36)
+    assert attainment([record() for _ in range(36)], Targets(ttft_ms=1000, attainment=0.9))["held"]
+    missed = [record(first_ms=2000.0)]
+    assert attainment([*good, *missed * 5], Targets(ttft_ms=1000, attainment=0.9))["needed"] is None
+
+
+def test_what_was_not_asked_for_is_a_warning() -> None:
+    def warned(workload: Workload, **of: Any) -> str:
+        records = [record(**of) for _ in range(4)]
+        return " ".join(unexpected(records, {"answers": answers(records)}, workload, Measure(overhead=20, known=True)))
+
+    plain = Workload()
+    assert "4 of 4 answers are shorter than asked for (mean 301 of 4096 tokens; finish_reason stop)" in warned(plain)
+    assert "shorter" not in warned(plain, tokens=4096)
+    assert "96% of the prompt tokens came from the prefix cache" in warned(plain, prompt=500, cached=500)
+    assert "cache" not in warned(plain, prompt=500, cached=32), "a template's own tokens, and a little"
+    assert "cache" not in warned(Workload(shared_prefix=100), prompt=500, cached=400)

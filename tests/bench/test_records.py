@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,3 +82,12 @@ def test_spread_keeps_the_sum_and_is_even(total: int, parts: int) -> None:
     found = spread(total, parts)
     assert sum(found) == total
     assert max(found) - min(found) <= 1
+
+
+def test_tokens_of_the_first_chunk_are_not_in_the_time_per_output_token() -> None:
+    """40 tokens come at once and are told, then 60 every 10 ms: 600 ms for 60."""
+    bundled = record(gap_ms=10.0, chunks=61, tokens=100, told=1)
+    bundled.chunks[0] = msgspec.structs.replace(bundled.chunks[0], tokens=40)
+    assert bundled.tpot_ms == pytest.approx(10.0)
+    at_once = record(chunks=1, tokens=100, told=100)
+    assert at_once.tpot_ms is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headway.bench.server import SPLIT, fold_events, metrics_between, parse_metrics, read_log, server_report
@@ -147,3 +148,14 @@ def test_metrics_are_parsed_and_subtracted() -> None:
 
 def test_other_servers_have_no_such_metrics() -> None:
     assert parse_metrics('process_cpu_seconds_total 3\nvllm:x{a="b"} 1\n') == {}
+
+
+def test_what_is_outside_is_before_or_after_the_engine() -> None:
+    ours = record(index=0)
+    ours.server_id, ours.intended = "x", 5_000_000  # ns: 5 ms; the log's request arrives at 0
+    early = server_report([ours], fold_events(LOG))["requests"]["0"]
+    assert early["before_ms"] is None, "another clock: it arrived before it was sent"
+    later = [msgspec.structs.replace(event, now=event.now + 12 * MS) for event in LOG]
+    split = server_report([ours], fold_events(later))["requests"]["0"]
+    assert split["before_ms"] == pytest.approx(7)
+    assert split["before_ms"] < split["unaccounted_ms"]

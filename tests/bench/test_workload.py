@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.bench.client import Client, Endpoint
+from headway.bench.dataset import read_dataset
+from headway.bench.measure import Workload
 from headway.bench.mock import MockServer, Script
-from headway.bench.workload import Measure, Prompts, check_prompts, measure_prompts, read_dataset
+from headway.bench.workload import Measure, Prompts, check_prompts, measure_prompts
 from headway.core.errors import BadInput
 from headway.traffic.traces import TraceRow, read_trace, scaled
 from tests.bench.streams import record
@@ -147,8 +149,54 @@ def test_datasets(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, lines)))
     items = read_dataset(path, 5, output_tokens=64)
     talk = [{"role": "user", "content": "b"}]
-    expected = [("a", 64), (talk, 9), ("c", 64), ("a", 64), (talk, 9)]
+    expected = [("a", 64), (talk, 9), ("c", 64)]
     assert [(item.prompt, item.max_tokens) for item in items] == expected
+    again = Workload(requests=5, dataset=path).items(Measure())
+    assert [(item.prompt, item.max_tokens) for item in again] == [*expected, *expected[:2]]
+
+
+SHAREGPT = {"id": "x", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "prompts"),
+    [
+        ("d.jsonl", '{"prompt": "a\u2028b"}\n{"prompt": "c\x85"}\r\n', ["a\u2028b", "c\x85"]),
+        ("d.jsonl", "\ufeff" + json.dumps(SHAREGPT), [[{"role": "user", "content": "Hi"}]]),
+        ("d.json", json.dumps([SHAREGPT, {"prompt": "b"}], indent=1), [[{"role": "user", "content": "Hi"}], "b"]),
+        ("d.jsonl", '{"conversations": [{"role": "user", "content": "Hi"}]}', [[{"role": "user", "content": "Hi"}]]),
+        ("d.csv", 'id,prompt,max_tokens\n1,"a, b\nc",\n2,d,7\n', ["a, b\nc", "d"]),
+        ("d.txt", "one\n\ntwo\u2028half\r\n", ["one", "two\u2028half"]),
+    ],
+)
+def test_common_formats_are_taken(tmp_path: Path, name: str, text: str, prompts: list[object]) -> None:
+    (tmp_path / name).write_bytes(text.encode())
+    assert [item.prompt for item in read_dataset(tmp_path / name, 9, 64)] == prompts
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "sentence"),
+    [
+        ("d.jsonl", b'{"text_input": "a"}', 'line 1 holds text_input; a request has "prompt"'),
+        ("d.csv", b"question\nwhy\n", 'row 1 holds question; a request has "prompt"'),
+        ("d.jsonl", b'{"prompt": "a"}\n{"prompt": "b"\n', "line 2 is not JSON"),
+        ("d.jsonl", b'{"prompt": "a", "messages": []}', "and one of them"),
+        ("d.jsonl", b'{"conversations": [{"from": "tool", "value": "a"}]}', "a turn needs a speaker"),
+        ("d.jsonl", b'{"conversations": [{"from": "gpt", "value": "a"}]}', "no turn of the conversation is the user's"),
+        ("d.jsonl", b'{"prompt": "a", "max_tokens": -1}', "max_tokens -1 is not"),
+        ("d.jsonl", b"\x1f\x8b\x08", "it is compressed: unpack it first"),
+        ("d.jsonl", "{}".encode("utf-16"), "it is not UTF-8"),
+        (".", None, "Is a directory"),
+    ],
+)
+def test_an_unsuitable_file_is_told_what_is_accepted(
+    tmp_path: Path, name: str, data: bytes | None, sentence: str
+) -> None:
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(BadInput) as error:
+        read_dataset(tmp_path / name, 9, 64)
+    assert sentence in str(error.value)
 
 
 @pytest.mark.parametrize(

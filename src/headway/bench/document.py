@@ -8,7 +8,7 @@ from typing import Any
 from headway.bench.figures import plots_of, splits
 from headway.bench.load import Run
 from headway.bench.report import to_json
-from headway.bench.server import PARTS
+from headway.bench.server import AROUND, PARTS
 from headway.report.document import Document, Drawing, Folded, Grid, Listing, Part, Text
 
 COUNTS = {  # of the server's event log
@@ -99,8 +99,7 @@ def server_rows(found: dict[str, Any]) -> list[list[str]]:
     events, metrics = found.get("events"), found.get("metrics", {})
     rows = []
     if events is not None:
-        labels = PARTS | {"outside_ms": "outside, to the first token", "unaccounted_ms": "outside, in all"}
-        for key, label in labels.items():
+        for key, label in (PARTS | AROUND).items():
             rows.append([f"{label}, ms", *(number(events[key][name]) for name in ("mean", "p50", "p90", "max"))])
         return rows + [[label, str(events[key]), "", "", ""] for key, label in COUNTS.items()]
     for part in ("queue", "prefill", "decode"):
@@ -120,9 +119,12 @@ def _server(found: dict[str, Any]) -> list[Part]:
 def _targets(summary: Mapping[str, Any]) -> Iterator[Text]:
     if slo := summary.get("slo"):
         low, high = slo["ci95"]
-        share = "no request" if slo["attainment"] is None else f"{slo['attainment']:.1%}"
-        wanted = f"wanted {slo['attainment_target']:.0%}"
-        yield Text(f"targets met by {share} (95 % interval {low:.1%} to {high:.1%}), {wanted}")
+        share = "no request" if slo["attainment"] is None else f"{slo['attainment']:.1%} of {slo['requests']}"
+        verdict = "held" if slo["held"] else "not held"
+        if slo["needed"] is not None and not slo["held"]:
+            verdict = f"not proven yet: this share of {slo['needed']} requests would prove it"
+        interval = f"95 % interval {low:.1%} to {high:.1%}"
+        yield Text(f"targets met by {share} ({interval}), wanted {slo['attainment_target']:.0%}: {verdict}")
     if good := summary.get("goodput"):
         yield Text(f"goodput: {number(good['rate'])} requests/s" + (f" ({good['reason']})" if good["reason"] else ""))
 

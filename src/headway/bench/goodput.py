@@ -8,6 +8,7 @@ halved.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -54,7 +55,7 @@ async def trial(batch: Batch, rate: float, requests: int, target: float) -> Tria
 async def search(
     batch: Batch, first_rate: float, requests: int, target: float, resolution: float = 0.1, gpus: int = 1
 ) -> dict[str, Any]:
-    """The goodput object of the JSON contract, all trials included.
+    """The goodput object of the JSON contract, all trials included. Cancelled (Ctrl-C), it has those until then.
 
     Args:
         first_rate: where to start, requests/s.
@@ -70,9 +71,13 @@ async def search(
     if share_interval(most, most, 1 - (1 - CONFIDENCE) / LOOKS)[0] < target:
         raise BadInput("--requests", f"{requests} per rate can never prove a share of {target:g}; give more")
     trials: list[Trial] = []
-    held, failed, rate = 0.0, float("inf"), first_rate
+    held, failed, rate, interrupted = 0.0, float("inf"), first_rate, False
     while len(trials) < MAX_TRIALS:
-        found = await trial(batch, rate, requests, target)
+        try:
+            found = await trial(batch, rate, requests, target)
+        except asyncio.CancelledError:
+            interrupted = True
+            break
         trials.append(found)
         if found.verdict == "holds":
             held = rate
@@ -84,11 +89,14 @@ async def search(
             break
         rate = held * 2 if failed == float("inf") else (held * failed) ** 0.5 if held else failed / 2
     reason = None if held else f"the targets were missed at every rate down to {failed:g} requests/s"
+    if interrupted:
+        reason = f"interrupted after {len(trials)} rates"
     return {
         "rate": held or None,
         "per_gpu": held / gpus if held else None,
         "fails_at": failed if failed < float("inf") else None,
         "searched": True,
+        "interrupted": interrupted,
         "confidence": CONFIDENCE,
         "attainment_target": target,
         "resolution": resolution,
@@ -101,6 +109,8 @@ def single(slo: dict[str, Any], rate: float | None, good_per_second: float | Non
     """What one run at one rate says about goodput: a bound, not the highest rate."""
     held = bool(slo["held"]) and rate is not None
     how = "held with confidence" if slo["held"] else "was not held with confidence"
+    if slo["needed"] is not None and not slo["held"]:
+        how += f" (this share of {slo['needed']} requests would prove it)"
     return {
         "rate": rate if held else None,
         "searched": False,

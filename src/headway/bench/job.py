@@ -102,6 +102,6 @@ async def run_job(job: Job, announce: Callable[[str], None], progress: Progress 
         endpoint = replace(job.endpoint, model=summary["model"])
         summary["goodput"] = await search_goodput(
             endpoint, job.load, job.workload, job.targets, limits=job.limits, resolution=job.resolution, gpus=job.gpus,
-            announce=announce,
+            announce=announce, progress=progress,
         )  # fmt: skip
     return measured

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from headway.bench.client import Client, Endpoint, Limits
+from headway.bench.load import Progress
 from headway.bench.measure import first_contact
 from headway.bench.metrics import messages
 from headway.bench.records import RequestRecord
@@ -42,6 +43,7 @@ async def run(
     output_tokens: int,
     seed: int,
     announce: Callable[[str], None],
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Send each size `times` times, one after the other and never the same prompt twice; then the largest one twice."""
     for name, value in (("--times", times), ("--output-tokens", output_tokens)):
@@ -50,16 +52,22 @@ async def run(
     async with Client(endpoint, limits) as client:
         contact = await first_contact(client, seed)
         prompts = Prompts(contact.measure, seed)
-        rows, sent = [], 0
+        rows: list[dict[str, Any]] = []
+        sent: list[RequestRecord] = []
+
+        async def send(prompt: str, size: int) -> RequestRecord:
+            if progress is not None:
+                progress(sent, 1, len(sizes) * times + 2)
+            sent.append(await _send(client, prompt, size, output_tokens))
+            return sent[-1]
+
         for size in sizes:
-            records = []
-            for _ in range(times if contact.dead is None else 0):
-                records.append(await _send(client, prompts.unique(sent, size), size, output_tokens))
-                sent += 1
+            count = times if contact.dead is None else 0
+            records = [await send(prompts.unique(len(sent), size), size) for _ in range(count)]
             rows.append(_row(size, records))
             announce(f"{size} tokens: TTFT {_shown(rows[-1]['ttft_ms'])} ms, TPOT {_shown(rows[-1]['tpot_ms'])} ms")
-        twice = prompts.unique(sent, max(sizes))
-        pair = [await _send(client, twice, max(sizes), output_tokens) for _ in range(2 if contact.dead is None else 0)]
+        twice = prompts.unique(len(sent), max(sizes))
+        pair = [await send(twice, max(sizes)) for _ in range(2 if contact.dead is None else 0)]
     found: dict[str, Any] = {"url": endpoint.url, "model": client.model, "seed": seed, "lengths": rows}
     found["twice"] = _twice(pair) if pair else None
     failed = messages([record for record in [*contact.records, *pair] if record.failure is not None])

@@ -31,7 +31,9 @@ def frame(finished: Sequence[RequestRecord], in_flight: int, total: int, note: s
     grid = Table.grid(padding=(0, 2))
     if note:
         grid.add_row("now", Text(note), "")
-    grid.add_row("requests", ProgressBar(total=total, completed=len(finished), width=40), f"{len(finished)} of {total}")
+    if total:
+        bar = ProgressBar(total=total, completed=len(finished), width=40)
+        grid.add_row("requests", bar, f"{len(finished)} of {total}")
     grid.add_row("in flight", str(in_flight), "")
     for label, name in (("TTFT ms", "ttft_ms"), ("TPOT ms", "tpot_ms")):
         values = [value for record in finished if (value := getattr(record, name)) is not None]
@@ -51,12 +53,11 @@ class LiveView:
     announcements are lines of stderr.
     """
 
-    def __init__(self, total: int, verbose: bool = False) -> None:
-        self._total = total
+    def __init__(self, verbose: bool = False) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._verbose = verbose
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._shown: tuple[Sequence[RequestRecord], int] = ((), 0)
+        self._shown: tuple[Sequence[RequestRecord], int, int] = ((), 0, 0)
         self._note = ""
 
     def __enter__(self) -> LiveView:
@@ -67,8 +68,8 @@ class LiveView:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._live.stop()
 
-    def __call__(self, finished: Sequence[RequestRecord], in_flight: int) -> None:
-        self._shown = (finished, in_flight)
+    def __call__(self, finished: Sequence[RequestRecord], in_flight: int, total: int) -> None:
+        self._shown = (finished, in_flight, total)
         self._draw()
 
     def announce(self, text: str) -> None:
@@ -79,4 +80,4 @@ class LiveView:
 
     def _draw(self) -> None:
         if self._console.is_terminal:
-            self._live.update(frame(*self._shown, self._total, self._note), refresh=True)
+            self._live.update(frame(*self._shown, self._note), refresh=True)

@@ -112,7 +112,7 @@ class Run:
     gave_up: str = ""
 
 
-Progress = Callable[[Sequence[RequestRecord], int], None]  # (finished so far, in flight)
+Progress = Callable[[Sequence[RequestRecord], int, int], None]  # (finished so far, in flight, in all)
 
 
 async def run_load(
@@ -166,7 +166,7 @@ async def run_load(
         if not record.ended:
             record.failure = Failure(FailureKind.NOT_SENT, f"not sent: {run.gave_up}")
     if progress is not None:
-        progress(finished, 0)
+        progress(finished, 0, len(items))
     return run
 
 
@@ -242,7 +242,7 @@ async def _watch(run: Run, client: Client, finished: list[RequestRecord], progre
         run.loop_lag_ms.append((time.perf_counter_ns() - due) / 1e6)
         beats += 1
         if progress is not None and beats % 25 == 0:
-            progress(finished, client.in_flight)
+            progress(finished, client.in_flight, len(run.records))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import msgspec
 
 from headway.bench import goodput
 from headway.bench.client import Client, Endpoint, Limits
+from headway.bench.dataset import read_dataset
 from headway.bench.load import Load, Progress, Run, run_load
 from headway.bench.metrics import Targets, messages, summarize
 from headway.bench.records import Failure, FailureKind, RequestRecord
@@ -22,9 +23,12 @@ from headway.bench.selftest import SelfTest, client_report, self_test
 from headway.bench.server import ServerSide, metrics_between, read_log, scrape, server_report
 from headway.bench.transport import ExchangeFailed
 from headway.bench.views import view
-from headway.bench.workload import Item, Measure, Prompts, check_prompts, measure_prompts, measure_texts, read_dataset
+from headway.bench.workload import Item, Measure, Prompts, check_prompts, measure_prompts, measure_texts
 from headway.core.errors import BadInput
 from headway.traffic.traces import read_trace, scaled
+
+SHORT_SHARE = 0.1  # of answers that end early: more is another workload
+CACHED_SHARE = 0.05  # of unique prompts
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,8 @@ class Workload:
                 for index, row in enumerate(rows)
             ]
         if self.dataset is not None:
-            return read_dataset(self.dataset, count, self.output_tokens)
+            items = read_dataset(self.dataset, count, self.output_tokens)
+            return [items[index % len(items)] for index in range(count)]
         size = self.input_tokens
         return [
             Item(
@@ -105,6 +110,7 @@ class Measured:
     endpoint: Endpoint
     measure: Measure
     sides: dict[str, ServerSide]
+    unreachable: str = ""  # why nothing was sent: no connection could be made
 
 
 @dataclass(frozen=True)
@@ -202,6 +208,11 @@ async def measure(
             run = await run_load(client, load, items, workload.warmup, progress, keep_text=recount is not None)
         after = await scrape(client) if before is not None else None
         summary = describe(endpoint, client.model, workload, run, contact, client_test, targets)
+        distinct = len({id(item) for item in items})
+        if distinct < len(items):
+            summary["warnings"].append(
+                f"--dataset holds {distinct} requests; they were sent again to make {len(items)}"
+            )
         _check_usage(summary, run, items, contact, recount)
         if before is not None and after is not None:
             summary["server"] = {"metrics": metrics_between(before, after)}
@@ -212,7 +223,9 @@ async def measure(
             summary["warnings"] += [fault] if fault else []
         if as_tool is not None:
             summary["as"] = view(as_tool, run, endpoint.api)
-    return Measured(summary, run, endpoint, contact.measure, sides)
+    dead = contact.dead
+    unreachable = dead.message if dead is not None and dead.kind is FailureKind.CONNECT else ""
+    return Measured(summary, run, endpoint, contact.measure, sides, unreachable)
 
 
 def _check_usage(
@@ -274,11 +287,37 @@ def describe(
         warnings.append("the intended load was not delivered; see load")
     if any(record.completed and not record.usage_trusted for record in measured):
         warnings.append("some answers came without usage: their tokens are not counted (--count-chunks)")
+    warnings += unexpected(measured, summary, workload, contact.measure)
     if endpoint.count_chunks:
         warnings.append("--count-chunks: where usage is missing, each chunk is taken for one token")
     summary["warnings"] = warnings
     summary["workload"] = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(workload).items()}
     return summary
+
+
+def unexpected(
+    records: Sequence[RequestRecord], summary: dict[str, Any], workload: Workload, measure: Measure
+) -> list[str]:
+    """What makes a run one of another workload than the one that was asked for."""
+    warnings = []
+    answers = summary["answers"]
+    if workload.dataset is None and answers["short"] > SHORT_SHARE * answers["counted"]:
+        reasons = ", ".join(answers["finish_reasons"]) or "not told"
+        warnings.append(
+            f"{answers['short']} of {answers['counted']} answers are shorter than asked for (mean "
+            f"{answers['mean']:.0f} of {answers['asked']:.0f} tokens; finish_reason {reasons}): throughput is of "
+            "another workload; many servers make full answers with --extra '{\"ignore_eos\": true}'"
+        )
+    if workload.dataset is None and workload.trace is None and not workload.shared_prefix:
+        done = [r for r in records if r.completed and r.prompt_tokens and r.cached_tokens is not None]
+        cached = sum(max(0.0, (r.cached_tokens or 0) - measure.overhead) for r in done)
+        share = cached / max(1, sum(r.prompt_tokens or 0 for r in done))
+        if share > CACHED_SHARE:
+            warnings.append(
+                f"{share:.0%} of the prompt tokens came from the prefix cache though every prompt is new: this seed "
+                "was sent before; leave --seed out"
+            )
+    return warnings
 
 
 async def search_goodput(
@@ -291,6 +330,7 @@ async def search_goodput(
     resolution: float = 0.1,
     gpus: int = 1,
     announce: Callable[[str], None] = lambda _: None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Search the goodput with this workload; a fifth of each batch is warm-up. See `goodput.search`."""
     async with Client(endpoint, limits) as client:
@@ -306,7 +346,7 @@ async def search_goodput(
             sent += 1
             fresh = replace(workload, requests=requests, warmup=warmup, seed=workload.seed + sent)
             shape = replace(load, rate=rate, seed=load.seed + sent)
-            run = await run_load(client, shape, fresh.items(contact.measure), warmup)
+            run = await run_load(client, shape, fresh.items(contact.measure), warmup, progress)
             counted = [record for record in run.records if not record.warmup]
             good = sum(targets.met_by(record) for record in counted)
             announce(

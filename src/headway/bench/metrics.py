@@ -15,7 +15,7 @@ import numpy as np
 
 from headway.bench.load import Run
 from headway.bench.records import NS_PER_S, TOKEN_KINDS, FailureKind, RequestRecord
-from headway.bench.stats import CONFIDENCE, METHOD, describe, share_interval, tail
+from headway.bench.stats import CONFIDENCE, METHOD, describe, requests_to_prove, share_interval, tail
 from headway.core.errors import BadInput
 from headway.core.slo import parse_slo
 
@@ -76,6 +76,7 @@ def summarize(run: Run, targets: Targets | None = None) -> dict[str, Any]:
         **latencies(records),
         "throughput": throughput(records),
         "cached_tokens": cached(records),
+        "answers": answers(records),
         "failures": dict(Counter(_kind(record).value for record in failed)),
         "failure_messages": messages(failed),
         "load": delivered(run),
@@ -173,6 +174,19 @@ def cached(records: Sequence[RequestRecord]) -> dict[str, Any]:
     }
 
 
+def answers(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """Lengths of the answers beside those asked for; `short`: how many ended before, and their `finish_reasons`."""
+    counted = [record for record in records if record.completed and record.usage_trusted]
+    short = [record for record in counted if (record.output_tokens or 0) < record.max_tokens]
+    return {
+        "counted": len(counted),
+        "asked": float(np.mean([record.max_tokens for record in counted])) if counted else None,
+        "mean": float(np.mean([record.output_tokens or 0 for record in counted])) if counted else None,
+        "short": len(short),
+        "finish_reasons": dict(Counter(record.finish_reason for record in short if record.finish_reason)),
+    }
+
+
 def attainment(records: Sequence[RequestRecord], targets: Targets) -> dict[str, Any]:
     """Share of requests, failed ones included, that met all targets, with its exact interval."""
     good = sum(targets.met_by(record) for record in records)
@@ -185,6 +199,7 @@ def attainment(records: Sequence[RequestRecord], targets: Targets) -> dict[str, 
         "good": good,
         "requests": len(records),
         "held": low >= targets.attainment,
+        "needed": requests_to_prove(good, len(records), targets.attainment),
     }
 
 

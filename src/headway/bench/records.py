@@ -143,7 +143,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
 
     @property
     def e2e_ms(self) -> float | None:
-        """Last token; equals ttft + (output_tokens - 1) * tpot."""
+        """Last token; equals ttft + (tokens after the first chunk) * tpot."""
         return self._since_intended(self.last(TOKEN_KINDS))
 
     @property
@@ -153,11 +153,14 @@ class RequestRecord(msgspec.Struct, kw_only=True):
 
     @property
     def tpot_ms(self) -> float | None:
-        """(last token - first token) / (output_tokens - 1); undefined for one token or an untrusted count."""
-        first, last = self.first(TOKEN_KINDS), self.last(TOKEN_KINDS)
-        if first is None or last is None or not self.usage_trusted or (self.output_tokens or 0) < 2:
+        """(last token - first token) / tokens after the first chunk; undefined without any, or for an untrusted count.
+        The first chunk is taken to hold one token where the endpoint does not tell."""
+        events = self.token_events()
+        if not events or not self.usage_trusted:
             return None
-        return (last - first) / ((self.output_tokens or 0) - 1) / NS_PER_MS
+        (first, told), (last, _) = events[0], events[-1]
+        after = (self.output_tokens or 0) - max(told, 1)
+        return (last - first) / after / NS_PER_MS if after > 0 else None
 
     def chunk_gaps_ms(self) -> list[float]:
         """Gaps between consecutive events that carried tokens."""

@@ -13,11 +13,10 @@ import msgspec
 
 from headway.bench.load import Load, Run
 from headway.bench.records import RequestRecord
-from headway.bench.server import ServerSide, side_of
+from headway.bench.server import SERVER_COLUMNS, ServerSide, side_of
 from headway.core.errors import BadInput
 from headway.report.files import write
 
-SERVER_COLUMNS = ServerSide.__struct_fields__  # empty but for our own server with its event log
 COLUMNS = (
     "index", "warmup", "intended_s", "sent_s", "ttft_ms", "ttfa_ms", "tpot_ms", "e2e_ms", "e2e_done_ms",
     "prompt_wanted", "prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "chunks", "finish_reason",

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from headway.bench.client import Client
-from headway.bench.records import RequestRecord
+from headway.bench.records import NS_PER_MS, RequestRecord
 from headway.bench.stats import describe
 from headway.bench.transport import ExchangeFailed
 from headway.client.watch import parse
@@ -28,12 +28,14 @@ from headway.core.errors import BadInput
 from headway.core.events import Admitted, AnyEvent, Finished, FirstToken, Preempted, Queued, StepDone
 from headway.engine.event_file import EventFileError, read_events
 
-PS_PER_MS = 1_000_000_000
+PS_PER_MS, PS_PER_NS = 1_000_000_000, 1_000
 SPLIT = {  # the parts that add up to the time in the engine, and what they are called
     "queue_ms": "queue", "prefill_ms": "prefill", "alone_ms": "decode, own steps",
     "beside_prompts_ms": "decode, beside prompts", "stalled_ms": "decode, stalled",
 }  # fmt: skip
 PARTS = {**SPLIT, "requeued_ms": "of these: waiting after a preemption"}
+AROUND = {"unaccounted_ms": "outside, in all", "before_ms": "of this before the engine"}  # client, network, API process
+CLOCK_MS = 1.0  # by which two readings of one clock may seem to run backwards
 MEANS = ("request_queue_seconds", "request_prefill_seconds", "request_decode_seconds", "time_to_first_token_seconds")
 COUNTERS = (
     "prefix_cache_queries_total", "prefix_cache_hits_total", "preemptions_total", "preempted_tokens_total",
@@ -53,6 +55,7 @@ class ServerSide(msgspec.Struct, kw_only=True):
         requeued_ms: of prefill and stalls, from preemptions to new blocks.
         cached: prompt tokens it did not have to compute; recomputed: tokens it had to compute again after preemptions,
             because they were no longer cached.
+        arrived: when, in ns of the machine's clock.
     """
 
     queue_ms: float | None = None
@@ -65,6 +68,7 @@ class ServerSide(msgspec.Struct, kw_only=True):
     cached: int = 0
     recomputed: int = 0
     preemptions: int = 0
+    arrived: int | None = None
 
     @property
     def engine_ms(self) -> float | None:
@@ -72,6 +76,9 @@ class ServerSide(msgspec.Struct, kw_only=True):
         if self.queue_ms is None or self.prefill_ms is None or self.decode_ms is None:
             return None
         return self.queue_ms + self.prefill_ms + self.decode_ms
+
+
+SERVER_COLUMNS = tuple(name for name in ServerSide.__struct_fields__ if name != "arrived")
 
 
 class _Trail(msgspec.Struct):
@@ -95,6 +102,7 @@ class _Trail(msgspec.Struct):
         found.requeued_ms = self.requeued / PS_PER_MS
         if self.admitted is not None:
             found.queue_ms = self.waited / PS_PER_MS
+            found.arrived = (self.admitted - self.waited) // PS_PER_NS
         if self.admitted is not None and self.first is not None:
             found.prefill_ms = (self.first - self.admitted) / PS_PER_MS
         if self.first is not None and self.ended is not None:
@@ -202,13 +210,14 @@ def server_report(records: Sequence[RequestRecord], sides: Mapping[str, ServerSi
     """The log's side of the measured requests: distributions of each part, sums of tokens, each request's split.
 
     `outside_ms` is the time to first token that the log does not know of: the network, the API process, the way into
-    the engine. `unaccounted_ms` is the same of the whole request, to its end mark.
+    the engine. `unaccounted_ms` is the same of the whole request, to its end mark: `before_ms`, until it arrived in the
+    engine, and the rest from the engine's last token on.
     """
     matched = {r.index: side for r in records if not r.warmup and (side := side_of(r, sides)) is not None}
     nothing = "no request of the run is in the event log"
     split = {r.index: _split(r, matched[r.index]) for r in records if r.index in matched}
     found: dict[str, Any] = {"matched": len(matched)}
-    for part in (*PARTS, "decode_ms", "outside_ms", "unaccounted_ms"):
+    for part in (*PARTS, *AROUND, "decode_ms", "outside_ms"):
         values = [value for row in split.values() if (value := row[part]) is not None]
         found[part] = describe(values, nothing)
     for name in ("cached", "recomputed", "preemptions"):
@@ -220,10 +229,15 @@ def server_report(records: Sequence[RequestRecord], sides: Mapping[str, ServerSi
 def _split(record: RequestRecord, side: ServerSide) -> dict[str, Any]:
     """One request: the server's parts, and what the client saw beside them."""
     to_first = None if side.queue_ms is None or side.prefill_ms is None else side.queue_ms + side.prefill_ms
-    row: dict[str, Any] = msgspec.to_builtins(side)
+    row: dict[str, Any] = {name: getattr(side, name) for name in SERVER_COLUMNS}
     row["outside_ms"] = _less(record.ttft_ms, to_first)
     row["unaccounted_ms"] = _less(record.e2e_done_ms, side.engine_ms)
-    return row | {"e2e_done_ms": record.e2e_done_ms}
+    before, outside = None, row["unaccounted_ms"]
+    if side.arrived is not None and outside is not None:
+        before = (side.arrived - record.intended) / NS_PER_MS
+        if not -CLOCK_MS < before < outside + CLOCK_MS:  # the clock is another machine's
+            before = None
+    return row | {"before_ms": before, "e2e_done_ms": record.e2e_done_ms}
 
 
 def _less(whole: float | None, part: float | None) -> float | None:

@@ -68,6 +68,22 @@ def share_interval(good: int, count: int, confidence: float = CONFIDENCE) -> tup
     return low, high
 
 
+def requests_to_prove(good: int, count: int, target: float, most: int = 100_000) -> int | None:
+    """How many requests, with this share of good ones, would show that the share is at least `target`; None if none
+    would: the share is not above it, or by so little that `most` do not show it."""
+
+    def proven(requests: int) -> bool:
+        return share_interval(min(requests, round(requests * good / count)), requests)[0] >= target
+
+    if not count or good / count <= target or not proven(most):
+        return None
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if proven(middle) else (middle, high)
+    return high
+
+
 def _solve(rising: Any) -> float:
     low, high = 1e-12, 1 - 1e-12
     for _ in range(60):

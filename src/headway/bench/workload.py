@@ -11,15 +11,11 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import msgspec
 
 from headway.bench.client import Client
-from headway.bench.dialects import Messages, Prompt
+from headway.bench.dialects import Prompt
 from headway.bench.records import FailureKind, RequestRecord
 from headway.bench.transport import ExchangeFailed
-from headway.core.errors import BadInput
 from headway.traffic.traces import TraceRow
 
 COMMON = (
@@ -144,43 +140,6 @@ class Prompts:
         if left > 0:
             parts.append(words(left, random.Random(f"prompt {self._seed} {index}")))
         return " ".join(parts)
-
-
-class _Line(msgspec.Struct):
-    prompt: str | None = None
-    messages: Messages | None = None
-    max_tokens: int | None = None
-    output_tokens: int | None = None
-
-
-def read_dataset(path: Path, count: int, output_tokens: int) -> list[Item]:
-    """`count` requests from JSON lines with `prompt` or `messages` (sent as they are) and optionally `max_tokens`.
-
-    A short file is gone through again, which a prefix cache will notice.
-
-    Raises:
-        BadInput: no such file, or a line that is not a request; names it.
-    """
-    try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput("--dataset", f"cannot read {path}: {error}") from None
-    decoder, items = msgspec.json.Decoder(_Line), []
-    for number, line in enumerate(lines[:count], 1):
-        try:
-            row = decoder.decode(line)
-        except msgspec.DecodeError as error:
-            raise BadInput("--dataset", f"{path} line {number} is not a request: {error}") from None
-        prompt: Prompt | None = row.prompt if row.prompt is not None else row.messages
-        limit = row.max_tokens or row.output_tokens or output_tokens
-        if not prompt or limit < 1:
-            raise BadInput("--dataset", f"{path} line {number} has no prompt, or a max_tokens below 1")
-        if row.prompt is not None and row.messages is not None:
-            raise BadInput("--dataset", f"{path} line {number} has both prompt and messages")
-        items.append(Item(prompt, limit))
-    if not items:
-        raise BadInput("--dataset", f"{path} holds no request")
-    return [items[index % len(items)] for index in range(count)]
 
 
 def check_prompts(records: Sequence[RequestRecord], measure: Measure) -> dict[str, object]:

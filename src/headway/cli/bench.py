@@ -95,6 +95,7 @@ def bench(
     from headway.bench.live import LiveView
     from headway.bench.measure import Workload
     from headway.bench.selftest import run_async
+    from headway.core.errors import HeadwayError
     from headway.report.document import show
 
     seed = _drawn(seed)
@@ -111,13 +112,17 @@ def bench(
     )  # fmt: skip
     outputs = Outputs(csv, html, records)
     outputs.check()
-    with LiveView(requests + warmup, verbose) as view:
+    with LiveView(verbose) as view:
         measured = run_async(run_job(job, view.announce, view))
     outputs.write(measured, command_line(context))
+    if measured.unreachable and not json_out:
+        raise HeadwayError(measured.unreachable)
     if json_out:
         typer.echo(report.to_json(measured.summary))
     else:
         show(document(measured.summary, measured.run))
+    if measured.summary.get("goodput", {}).get("interrupted"):
+        raise typer.Exit(130)
     if not measured.summary["requests"]["completed"]:
         raise typer.Exit(1)
 
@@ -152,8 +157,10 @@ def lengths(
     limits = _limits(connect_timeout, stall_timeout, request_timeout)
     wanted = exercise.parse_sizes(sizes)
     check_plot(plot)
-    with LiveView(len(wanted) * times + 2, verbose) as view:
-        found = run_async(exercise.run(endpoint, limits, wanted, times, output_tokens, _drawn(seed), view.announce))
+    with LiveView(verbose) as view:
+        found = run_async(
+            exercise.run(endpoint, limits, wanted, times, output_tokens, _drawn(seed), view.announce, view)
+        )
     if plot is not None:
         exercise.plot(found, plot)
     if json_out:
