@@ -133,6 +133,8 @@ def test_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 1
     assert found["failures"]["connect"] == 1 and found["failures"]["not_sent"] == 99
     assert "cannot connect" in found["stopped_early"]
+    code, out, err = bench(capsys, "--url", f"http://127.0.0.1:{port + 1 if port < 65535 else 1}", *QUICK)
+    assert code == 1 and out == "" and len(err.splitlines()) == 1 and "cannot connect to 127.0.0.1" in err
 
 
 @pytest.mark.parametrize(

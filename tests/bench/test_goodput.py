@@ -70,3 +70,16 @@ def test_a_false_hold_is_rare() -> None:
 def test_too_few_requests_to_prove_anything_are_refused() -> None:
     with pytest.raises(BadInput, match="never prove"):
         find(Endpoint(1), requests=5)
+
+
+def test_an_interrupted_search_keeps_its_trials() -> None:
+    endpoint = Endpoint(5.0)
+
+    async def batch(rate: float, requests: int, look: int) -> tuple[int, int]:
+        if len(endpoint.sent) == 2:
+            raise asyncio.CancelledError
+        return await endpoint(rate, requests, look)
+
+    found = find(batch)
+    assert found["interrupted"] and found["reason"] == "interrupted after 2 rates"
+    assert [one["rate"] for one in found["trials"]] == [1.0, 2.0] and found["rate"] == 2.0

@@ -7,11 +7,12 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.engine.options import EngineOptions, Option, declared
+if TYPE_CHECKING:
+    from headway.engine.options import Option
 
 API_KEY = "HEADWAY_API_KEY"
 
@@ -25,6 +26,8 @@ Seed = Annotated[int | None, typer.Option(help="Same seed, same answer; default:
 
 def with_engine(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorates a verb that takes `engine: EngineOptions`: its fields of these names (default: all) become options."""
+
+    from headway.engine.options import EngineOptions, declared
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         chosen = [option for name, option in declared().items() if not names or name in names]
