@@ -16,7 +16,7 @@ from headway.core.errors import BadInput, ModelFileError
 from headway.model.load import describe
 from headway.model.source import DEFAULT_MODEL, resolve
 from headway.text.tokenizer import Tokenizer
-from tests.text.small_tokenizers import CORPUS, SPECIAL, TRICKY, gguf_metadata, gguf_source, hf_source
+from tests.text.small_tokenizers import CORPUS, SPECIAL, TRICKY, gguf_metadata, gguf_source, hf_source, train_byte_level
 
 shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
