@@ -204,6 +204,10 @@ def test_any_part_of_a_split_gguf_stands_for_the_whole(tmp_path: Path) -> None:
     for part in parts:
         assert load_shape(str(part)).n_params == load_shape(str(whole)).n_params > 0
         assert load_shape(str(part)).name == "m"
+    with pytest.raises(BadInput, match=r"several models: m-00001-of-00003\.gguf, whole\.gguf; name one"):
+        load_shape(str(tmp_path))
+    whole.rename(tmp_path / "mmproj-m.gguf")
+    assert load_shape(str(tmp_path)) == load_shape(str(parts[1]))
 
 
 def test_parts_that_do_not_belong_together_are_named(tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ def load_shape(reference: str) -> ModelShape:
     if path.suffix == ".gguf" and path.is_file():
         return _from_gguf(path)
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise BadInput("--model", f"{reference} has no config.json; accepted: a model folder, a .gguf file, a name")
-        return _from_files(path / "config.json", path / "hf_quant_config.json", path.name)
+        if (path / "config.json").is_file():
+            return _from_files(path / "config.json", path / "hf_quant_config.json", path.name)
+        return _from_gguf(_only_gguf(path))
     if path.is_file():
         return _from_files(path, path.with_name("hf_quant_config.json"), path.stem)
     if model_config(reference) is None and reference.count("/") == 1:
@@ -62,6 +62,17 @@ def profile_of(reference: str, field: str = "--hardware") -> Profile | None:
     if profile is None:
         raise BadInput(field, "this machine was not measured yet; run `headway probe`")
     return msgspec.structs.replace(profile, memory=float(free_memory()))
+
+
+def _only_gguf(folder: Path) -> Path:
+    """The one model in a folder of .gguf files: a file, or the first of its parts; image encoders are no models."""
+    files = [path for path in sorted(folder.glob("*.gguf")) if not path.name.startswith("mmproj")]
+    firsts = [path for path in files if not re.search(r"-(?!00001)\d{5}-of-\d{5}$", path.stem)]
+    if not files:
+        raise BadInput("--model", f"{folder} has no config.json; accepted: a model folder, a .gguf file, a name")
+    if len(firsts) > 1:
+        raise BadInput("--model", f"{folder} has several models: {', '.join(p.name for p in firsts[:3])}; name one")
+    return (firsts or files)[0]
 
 
 def _from_gguf(path: Path) -> ModelShape:
