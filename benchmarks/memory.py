@@ -65,12 +65,12 @@ def work(path: Path, subject: Subject, cache: Path) -> dict[str, Any]:
     model = load(path, backend)
     seconds, loaded = time.perf_counter() - began, resident("VmHWM")
     blocks = (TOKENS + STEPS) // BLOCK + 1
-    backend.allocate(CacheLayout(model.groups, (blocks,) * len(model.groups), BLOCK))
+    backend.allocate(CacheLayout(model.shape.groups, (blocks,) * len(model.shape.groups), BLOCK))
     program = backend.compile(model.forward)
     spans = [(first, CHUNK) for first in range(0, TOKENS, CHUNK)] + [(TOKENS + n, 1) for n in range(STEPS)]
     for first, count in spans:
-        program.run(step(first, count, model.info.vocab_size, len(model.groups)))
-    kv = int(kv_bytes(model.groups, blocks * BLOCK))
+        program.run(step(first, count, model.info.vocab_size, len(model.shape.groups)))
+    kv = int(kv_bytes(model.shape.groups, blocks * BLOCK))
     peak = resident("VmHWM")
     return {
         "base_mb": base / 1e6,

@@ -20,6 +20,17 @@ FLOORS = {
 SIBLINGS = {"serve", "plan", "simulate", "bench", "cluster"}  # what two of them need goes down a floor
 PURE = ("core", "cache", "scheduling")
 BANNED_IN_PURE = {"numpy", "torch", "time", "random", "datetime", "secrets"}
+COUNTING = {"shape", "roofline"}  # who computes cache bytes, weight bytes and FLOPs; all others ask them
+COUNTED = {  # fields of a shape that are of no use but to compute those
+    "dtype_bytes", "row_width", "layer_row_bytes", "reading_layers", "decode_flops", "prefill_flops", "expert_params",
+    "n_routed",
+}  # fmt: skip
+SIZES = {  # counts and widths of a model: a product with one of them is bytes or FLOPs in the making
+    "n_params", "n_active", "n_body", "head_params", "params", "stored", "numel", "d_model", "hidden_size",
+    "intermediate_size", "vocab", "vocab_size", "key_width", "value_width", "head_width", "head_dim", "q_width",
+    "kv_heads", "nominal",
+}  # fmt: skip
+WIDTHS = {"model/config.py", "ops/recording.py"}  # multiply heads by widths: how wide a matrix is, in numbers
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path.parent != SOURCE)
 
 
@@ -61,3 +72,43 @@ def test_no_room_imports_one_that_imports_it() -> None:
         bare = {room for room, others in below.items() if not others & below.keys()}
         assert bare, f"rooms import each other in a circle: {sorted(below)}"
         below = {room: others for room, others in below.items() if room not in bare}
+
+
+def counted(tree: ast.Module) -> Iterator[str]:
+    """Where a file does the counting floors' work: reads a field that only they need, or multiplies sizes of a model,
+    be it through a name that it gave to one. What is added up by hand from bare numbers cannot be seen."""
+    named = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute) and node.value.attr in SIZES
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in COUNTED:
+            yield f"line {node.lineno} reads {node.attr}"
+        if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Mult):
+            sides = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
+            for side in sides:
+                size = side.attr if isinstance(side, ast.Attribute) else side.id if isinstance(side, ast.Name) else ""
+                if size in SIZES if isinstance(side, ast.Attribute) else size in named:
+                    yield f"line {node.lineno} multiplies {size}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_nobody_else_computes_cache_bytes_weight_bytes_or_flops(path: Path) -> None:
+    name = path.relative_to(SOURCE)
+    if name.parts[0] not in COUNTING and str(name) not in WIDTHS:
+        assert not list(counted(ast.parse(path.read_text()))), f"{name}: ask `shape` or `roofline` instead"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "size = 2 * len(group.layers) * group.heads * group.key_width * 2", "flops = 2 * shape.n_active * tokens",
+        "total = shape.params.total\nn = shape.n_params\nbytes = 0.5 * n", "x = group.dtype_bytes",
+        "size = 4 * (tokens * (6 * config.hidden_size))", "seconds = group.decode_flops / peak",
+    ],
+)  # fmt: skip
+def test_the_law_sees_such_lines(line: str) -> None:
+    assert list(counted(ast.parse(line)))

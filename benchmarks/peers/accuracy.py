@@ -27,7 +27,7 @@ class Scored:
 
     def __init__(self, source: str, backend: Backend, tokens: int) -> None:
         self.model = load(source, backend)
-        groups = self.model.groups
+        groups = self.model.shape.groups
         self.blocks = -(-tokens // BLOCK)
         backend.allocate(CacheLayout(groups, (self.blocks,) * len(groups), BLOCK))
         self.program = backend.compile(self.model.forward)
@@ -42,7 +42,7 @@ class Scored:
                 positions=positions,
                 query_start=np.array([0, len(ids)], np.int32),
                 kv_len=np.array([first + len(ids)], np.int32),
-                groups=(view,) * len(self.model.groups),
+                groups=(view,) * len(self.model.shape.groups),
                 logit_index=np.arange(len(ids), dtype=np.int32),
                 adapter=np.zeros(1, np.int32),
             )

@@ -56,7 +56,7 @@ class Engine:
     """The engine loop over one model: scheduler, executor, sampler, without tokenizer and server."""
 
     def __init__(self, model: Model, backend: NativeBackend) -> None:
-        windows = tuple(group.window for group in model.groups)
+        windows = tuple(group.window for group in model.shape.groups)
         own = BLOCKS + 2 * PREFILL_BLOCKS
         limits = Capabilities(
             block_size=BLOCK,
@@ -68,7 +68,7 @@ class Engine:
         )
         both = msgspec.structs.replace(limits, blocks=(own + BLOCKS,) * len(windows))
         self.first_free_block = own
-        self.executor = Timed(backend, model.forward, model.groups, both)
+        self.executor = Timed(backend, model.forward, model.shape.groups, both)
         self.loop = EngineLoop(
             Scheduler(limits, key=bytes(32)), self.executor, wall_clock(), vocab_size=model.info.vocab_size
         )
@@ -117,7 +117,7 @@ class Headway:
             "engine": "headway",
             "kernels": self.backend.kernels,
             "bytes": self.backend.weight_bytes - untied,
-            "cache": kv_bytes(self.model.groups, 1),
+            "cache": kv_bytes(self.model.shape.groups, 1),
             "body": params.body,
             "head": params.embed if tied else params.head,
             "math": self.backend.math,
@@ -140,7 +140,7 @@ class Headway:
                 positions=positions,
                 query_start=start,
                 kv_len=np.array([at + len(ids) for _, at, ids in rows], np.int32),
-                groups=(view,) * len(self.model.groups),
+                groups=(view,) * len(self.model.shape.groups),
                 logit_index=start[1:] - 1,
                 adapter=np.zeros(len(rows), np.int32),
             )
@@ -200,7 +200,7 @@ class Headway:
             "peak": int(status["VmHWM"].split()[0]) * 1024,
             "anonymous": int(status["RssAnon"].split()[0]) * 1024,
             "weights": self.backend.weight_bytes,
-            "cache": kv_bytes(self.model.groups, 1) * BLOCK * blocks,
+            "cache": kv_bytes(self.model.shape.groups, 1) * BLOCK * blocks,
         }
 
 

@@ -16,13 +16,13 @@ from headway.engine.messages import Delta, Refusal, Submit
 from headway.executor.model import ModelExecutor
 from headway.model import llama
 from headway.model.config import DecoderConfig
-from headway.model.family import full_attention
 from headway.model.rope import RopeConfig
 from headway.model.tensors import tensors_of
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
 from headway.ops.weight import Weight
 from headway.scheduling.scheduler import Scheduler
+from headway.shape.model import KVGroup
 
 VOCAB = 64
 CONFIG = DecoderConfig(
@@ -52,7 +52,7 @@ class TinyModel:
         self.backend = backend or ReferenceBackend(poison=True)
         prepared = {role: self.backend.prepare(weight) for role, weight in weights().items()}
         self._forward = llama.build(CONFIG, prepared)
-        self._groups = full_attention(CONFIG, self.backend.kv_dtype_bytes)
+        self._groups = (KVGroup("full", (0, 1), 2, 8, 8, dtype_bytes=self.backend.kv_dtype_bytes),)
 
     def loop(
         self, *, blocks: int = 400, max_rows: int = 16, log: EventLog | None = None, **scheduler: Any

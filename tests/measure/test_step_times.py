@@ -142,7 +142,7 @@ def test_the_formats_held_come_from_the_shape() -> None:
 
 
 def test_what_cannot_be_measured_is_said() -> None:
-    loaded: Any = SimpleNamespace(info=SimpleNamespace(context_length=2048), groups=tiny()[2].groups)
+    loaded: Any = SimpleNamespace(info=SimpleNamespace(context_length=2048), shape=tiny()[2])
     assert checkup._not_measured(loaded, [], 4096) == "the model's context ends at 2048 tokens"
     assert checkup._not_measured(loaded, [Point(1, 16)], 16) == ""
     assert "at context 1000000000000 would take" in checkup._not_measured(loaded, [Point(1, 10**12)], 10**12)

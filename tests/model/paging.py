@@ -41,7 +41,7 @@ class Bench:
     """Runs sequences by name; blocks are handed out in a scattered order."""
 
     def __init__(self, model: Model, backend: Backend, blocks: int = 64, block_size: int = 4) -> None:
-        self.layout = CacheLayout(model.groups, (blocks,) * len(model.groups), block_size)
+        self.layout = CacheLayout(model.shape.groups, (blocks,) * len(model.shape.groups), block_size)
         backend.allocate(self.layout)
         self.program = backend.compile(model.forward)
         self.free = np.random.default_rng(0).permutation(blocks).tolist()

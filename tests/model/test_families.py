@@ -139,5 +139,5 @@ def test_a_description_needs_no_backend(tmp_path: Path) -> None:
     assert info.parameters == sum(p.numel() for p in theirs.parameters())
     assert info.weight_bytes == 2 * info.parameters
     assert (info.config.layers, info.vocab_size, info.context_length, info.tokenizer.eos_ids) == (2, 160, 256, (2,))
-    (group,) = load(tmp_path, ReferenceBackend()).groups
+    (group,) = load(tmp_path, ReferenceBackend()).shape.groups
     assert (group.kind, group.layers, group.heads, group.key_width, group.dtype_bytes) == ("full", (0, 1), 2, 16, 4.0)

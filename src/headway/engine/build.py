@@ -27,19 +27,19 @@ from headway.engine.warmup import Pacing, pace
 from headway.executor.model import ModelExecutor
 from headway.model.load import Model, ModelInfo, open_model
 from headway.model.source import DEFAULT_MODEL, Progress, cache_folder
-from headway.ops.protocol import Backend
+from headway.ops.protocol import Backend, CacheLayout
 from headway.ops.registry import Setup, backends, find_backend
-from headway.roofline.memory import PROCESS, MemoryPlan, cut_pools
+from headway.roofline.memory import PROCESS, MemoryPlan, cut_pools, logit_bytes
 from headway.roofline.timing import Timing
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
-from headway.shape.model import block_bytes
 from headway.text.chat import encode_chat
 from headway.text.template import ChatTemplate
 from headway.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+BOOKKEEPING = 512  # bytes that the scheduler remembers of a cache block: owners, name, recency
 PROMPT_LOGITS = 64  # prompt positions per step whose logits are kept for prompt_logprobs
 LEAST_PROMPT = 16  # prompt tokens that a step holds however many rows decode
 STABLE_BLOCKS = (32, 64, 128, 256)  # divide the native kernels' SPLIT, and are no smaller than their vectors
@@ -215,15 +215,16 @@ def build_engine(
     opened = open_model(DEFAULT_MODEL if options.model is None else options.model, progress)
     tokenizer = Tokenizer(opened.info.tokenizer)
     model = opened.prepare(backend, free, tokenizer.vocab_size)
-    limits, memory = _limits(options, model, backend.weight_bytes, free)
+    limits, memory = _limits(options, model, backend, free)
     profile = saved_profile()
     timing = step_time(model.shape, profile, backend) if profile and backend.math in profile.rates else None
-    executor = ModelExecutor(backend, model.forward, model.groups, limits)
+    executor = ModelExecutor(backend, model.forward, model.shape.groups, limits)
     known = timing.model if timing and timing.label == "estimate" else None
     pacing = pace(executor, options.max_step_tokens, options.step_ms, known, measured=backend.deterministic)
     ttl = to_ps(options.prefix_ttl)
     log = EventLog(*subscribers)
     resources = ExitStack()
+    resources.callback(backend.close)
     if options.event_log is not None:
         header = Header(
             limits=limits,
@@ -258,26 +259,35 @@ def build_engine(
     return Engine(options, model, tokenizer, backend, threads, memory, loop, resources, pacing, timing)
 
 
-def _limits(options: EngineOptions, model: Model, weights: int, free: int) -> tuple[Capabilities, MemoryPlan]:
-    config = model.info.config
+def _memory(
+    options: EngineOptions, model: Model, backend: Backend, free: int, max_len: int, step_tokens: int
+) -> MemoryPlan:
+    """Weights as they are, the largest step as the compiled program says, and pools for the rest."""
+    groups, rows, logit_rows = model.shape.groups, options.max_rows, options.max_rows + PROMPT_LOGITS
+    remembered = BOOKKEEPING + 4 * rows  # 4: its place in the block table of any row
+    blocks = [backend.block_bytes(group, options.block_size) + remembered for group in groups]
+    backend.allocate(CacheLayout(groups, (1,) * len(groups), options.block_size))  # for the program to be measured
+    cached = min(rows * max_len, int(free // sum(blocks)) * options.block_size)  # whatever the cache will be
+    values = backend.compile(model.forward).step_bytes(step_tokens, rows, logit_rows, cached, min(max_len, cached))
+    return cut_pools(
+        MemoryPlan(free, backend.weight_bytes, values + logit_bytes(model.shape, logit_rows), PROCESS),
+        groups,
+        blocks,
+        block_size=options.block_size,
+        max_rows=rows,
+        max_len=max_len,
+        step_tokens=step_tokens,
+        kv_cache_gib=options.kv_cache_gib,
+    )
+
+
+def _limits(options: EngineOptions, model: Model, backend: Backend, free: int) -> tuple[Capabilities, MemoryPlan]:
     context = model.info.context_length
     max_len = options.max_model_len or context
     if max_len > context:
         raise BadInput("--max-model-len", f"{max_len} is above the model's context of {context}")
     step = max(options.max_step_tokens, options.max_rows + LEAST_PROMPT)  # prompts move beside as many decodes
-    rows = options.max_rows + PROMPT_LOGITS
-    # About 6 arrays as wide as the model, 3 as wide as its MLP; logits with a copy for the sampler. All float32.
-    activations = 4 * (step * (6 * config.hidden_size + 3 * config.intermediate_size) + 2 * rows * config.vocab_size)
-    memory = cut_pools(
-        MemoryPlan(free, weights, activations, PROCESS),
-        model.groups,
-        [block_bytes(group, options.block_size) for group in model.groups],
-        block_size=options.block_size,
-        max_rows=options.max_rows,
-        max_len=max_len,
-        step_tokens=step,
-        kv_cache_gib=options.kv_cache_gib,
-    )
+    memory = _memory(options, model, backend, free, max_len, step)
     if options.max_model_len and max_len > memory.longest:
         raise BadInput(
             "--max-model-len", f"{max_len} tokens do not fit in a cache of {memory.longest}; see --kv-cache-gib"
@@ -285,7 +295,7 @@ def _limits(options: EngineOptions, model: Model, weights: int, free: int) -> tu
     limits = Capabilities(
         block_size=options.block_size,
         blocks=memory.blocks,
-        windows=tuple(group.window for group in model.groups),
+        windows=tuple(group.window for group in model.shape.groups),
         max_rows=options.max_rows,
         max_tokens_per_step=step,
         max_model_len=memory.longest,

@@ -9,7 +9,7 @@ import numpy as np
 
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult, Work
 from headway.executor.batch import Layout, Rows
-from headway.ops.protocol import Backend, CacheLayout, Forward
+from headway.ops.protocol import Backend, CacheLayout, Forward, Program
 from headway.sampling.operations import AnyLogits
 from headway.sampling.rows import RowFailure, RowState
 from headway.sampling.sampler import Sampler
@@ -30,7 +30,7 @@ class ModelExecutor:
         self._backend = backend
         self._limits = limits
         backend.allocate(CacheLayout(groups, limits.blocks, limits.block_size))
-        self._program = backend.compile(forward)
+        self._program: Program | None = backend.compile(forward)
         self.reset()
 
     def capabilities(self) -> Capabilities:
@@ -43,7 +43,9 @@ class ModelExecutor:
         self._done: dict[int, StepResult] = {}
 
     def close(self) -> None:
+        """Forget rows and program; idempotent. The backend is its owner's to close."""
         self.reset()
+        self._program = None
 
     def submit(self, plan: StepPlan) -> int:
         """Compute the step now; steps are not overlapped yet."""
@@ -60,6 +62,7 @@ class ModelExecutor:
             return StepResult(step=plan.step)
         layout = self._rows.lay_out(plan.work)
         prepared = time.perf_counter()
+        assert self._program is not None, "the executor is closed"
         logits = self._program.run(layout.batch)
         computed = time.perf_counter()
         result = self._emit(plan, logits, layout)

@@ -169,7 +169,7 @@ def checkup(
         backend=device.name,
         model=loaded.info.name,
         weight_bytes=device.weight_bytes,
-        kv_bytes_per_token=kv_bytes(loaded.groups, 1),
+        kv_bytes_per_token=kv_bytes(loaded.shape.groups, 1),
         context=context,
         label=said.label,
         reason=said.reason,
@@ -197,7 +197,7 @@ def _not_measured(loaded: Model, points: list[Point], context: int) -> str:
     """Why no real step can be run; "" if they can."""
     if not points:
         return f"the model's context ends at {loaded.info.context_length} tokens"
-    needed = ROOM * kv_bytes(loaded.groups, 1) * (max(BATCHES) * (context + BLOCK) + PROMPT)
+    needed = ROOM * kv_bytes(loaded.shape.groups, 1) * (max(BATCHES) * (context + BLOCK) + PROMPT)
     if needed > free_memory():
         return f"the cache of {max(BATCHES)} requests at context {context} would take {needed / GIB:.1f} GiB"
     return ""

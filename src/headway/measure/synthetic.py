@@ -17,7 +17,6 @@ from headway.measure.fit import Observation, fit_regimes
 from headway.measure.trial import Point, Trial, observe
 from headway.model import llama
 from headway.model.config import DecoderConfig
-from headway.model.family import full_attention
 from headway.model.rope import RopeConfig
 from headway.model.tensors import tensors_of
 from headway.ops.protocol import Backend
@@ -25,6 +24,7 @@ from headway.ops.weight import Weight
 from headway.roofline.hardware import Hardware
 from headway.roofline.profile import Fit, Rates
 from headway.roofline.step import StepTime
+from headway.shape.config import shape_from_config
 from headway.shape.formats import stored_bytes
 from headway.shape.model import ByRole, ModelShape
 
@@ -44,22 +44,26 @@ STEPS = len(SIZES) * len(POINTS) * ROUNDS  # measured for one format
 
 def synthetic(config: DecoderConfig, name: str, backend: Backend, format: str) -> tuple[Trial, ModelShape]:
     """A model of zeros on a backend, with matrices stored in `format`, ready to run `POINTS`."""
-    prepared, params, taken = {}, Counter[str](), Counter[str]()
+    prepared, taken = {}, Counter[str]()
     for role, spec in tensors_of(config).items():
-        shape = spec.shape(config)
-        stored = format if len(shape) > 1 else "f32"
-        data = np.empty(stored_bytes(stored, shape), np.uint8)
+        sizes = spec.shape(config)
+        stored = format if len(sizes) > 1 else "f32"
+        data = np.empty(stored_bytes(stored, sizes), np.uint8)
         data.fill(0)  # written, so that it is memory of its own
         before = backend.weight_bytes
-        prepared[role] = backend.prepare(Weight(role, shape, stored, data))
+        prepared[role] = backend.prepare(Weight(role, sizes, stored, data))
         taken[spec.part] += backend.weight_bytes - before
-        params[spec.part] += int(np.prod(shape))
-    groups = full_attention(config, backend.kv_dtype_bytes)
-    shape_ = ModelShape(
-        name, "llama", config.layers, config.hidden_size, config.vocab_size, config.heads, config.kv_heads,
-        config.head_dim, ByRole(**params), ByRole(**taken), groups, tied=True, weight_format=format,
-    )  # fmt: skip
-    return Trial(backend, llama.build(config, prepared), shape_, POINTS), shape_
+    shape = _shape(config, name).held(ByRole(**taken), backend.kv_dtype_bytes, format, format)
+    return Trial(backend, llama.build(config, prepared), shape, POINTS), shape
+
+
+def _shape(config: DecoderConfig, name: str) -> ModelShape:
+    return shape_from_config({
+        "model_type": "llama", "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads, "head_dim": config.head_dim, "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size, "vocab_size": config.vocab_size,
+        "tie_word_embeddings": config.tied,
+    }, name)  # fmt: skip
 
 
 def measure_format(

@@ -13,6 +13,9 @@ from headway.model.gguf import read_gguf
 from headway.model.reading import MAX_JSON_BYTES, read_json
 from headway.model.safetensors import read_folder
 from headway.ops.weight import Weight
+from headway.shape.config import shape_from_config
+from headway.shape.gguf import shape_from_gguf
+from headway.shape.model import ModelShape
 from headway.text.source import TokenizerSource
 
 
@@ -33,6 +36,13 @@ class Checkpoint:
     architecture: str
     config: Fields
     tensors: dict[str, Weight]
+
+    def shape(self, name: str) -> ModelShape:
+        """The model as the planner knows it, built as from any config.json or GGUF."""
+        if not self.gguf:
+            return shape_from_config(self.config.values, name)
+        tensors = {tensor: (weight.shape, weight.format) for tensor, weight in self.tensors.items()}
+        return shape_from_gguf(self.config.values, tensors, name)
 
     def take(
         self, names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()

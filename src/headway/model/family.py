@@ -12,7 +12,6 @@ from headway.model.rope import FACTORS
 from headway.model.tensors import TensorSpec, tensors_of
 from headway.ops.protocol import Forward
 from headway.ops.weight import Weight
-from headway.shape.model import KVGroup
 
 Build = Callable[[DecoderConfig, Weights], Forward]
 
@@ -25,14 +24,12 @@ class Decoder:
         config: its sizes and constants.
         weights: the tensors to prepare, by role; each is needed once.
         parts: role of a weight -> the part it plays in a step, a field of `ByRole`.
-        groups: bytes per cached number -> what it caches.
         build: prepared weights by role -> the forward pass.
     """
 
     config: DecoderConfig
     weights: dict[str, Weight]
     parts: dict[str, str]
-    groups: Callable[[float], tuple[KVGroup, ...]]
     build: Callable[[Weights], Forward]
 
     def cut(self, vocab_size: int) -> Decoder:
@@ -43,7 +40,7 @@ class Decoder:
 
 
 def decoder_of(checkpoint: Checkpoint, config: DecoderConfig, layer: Mapping[str, TensorSpec], build: Build) -> Decoder:
-    """A decoder whose layers hold the tensors `layer`, all attending to every position.
+    """A decoder whose layers hold the tensors `layer`.
 
     Raises:
         ModelFileError: the tensors are not exactly those.
@@ -61,21 +58,8 @@ def decoder_of(checkpoint: Checkpoint, config: DecoderConfig, layer: Mapping[str
         config=config,
         weights=weights,
         parts={role: spec.part for role, spec in specs.items()},
-        groups=lambda dtype_bytes: full_attention(config, dtype_bytes),
         build=lambda prepared: build(config, prepared),
     )
-
-
-def full_attention(config: DecoderConfig, dtype_bytes: float) -> tuple[KVGroup, ...]:
-    """Every layer caches all positions. A query-key pair costs 2 FLOPs per number of a head, for its score and again
-    for its value, in every query head (B2)."""
-    flops = 4.0 * config.q_width
-    return (
-        KVGroup(
-            "full", tuple(range(config.layers)), config.kv_heads, config.head_dim, config.head_dim,
-            dtype_bytes=dtype_bytes, decode_flops=flops, prefill_flops=flops,
-        ),
-    )  # fmt: skip
 
 
 def _ignored(config: DecoderConfig) -> set[str]:

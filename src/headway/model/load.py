@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headway.core.errors import BadInput, ModelFileError, shown
 from headway.core.fields import Fields
 from headway.model import llama, qwen2, qwen3
-from headway.model.checkpoint import open_checkpoint, sampling_defaults, tokenizer_source
+from headway.model.checkpoint import Checkpoint, open_checkpoint, sampling_defaults, tokenizer_source
 from headway.model.config import DecoderConfig
 from headway.model.family import Decoder
 from headway.model.source import Progress, resolve
 from headway.ops.protocol import Backend, Forward
-from headway.shape.model import ByRole, KVGroup, ModelShape
+from headway.shape.model import ByRole, ModelShape
 from headway.text.source import TokenizerSource
 
 # Architecture, as checkpoints name it -> family.
@@ -68,13 +67,11 @@ class Model:
 
     Attributes:
         info: what it is.
-        groups: what it caches, in the backend's cache type.
-        shape: sizes for the step-time model, with the bytes the weights take on this backend.
+        shape: what it is made of and what it caches, in the bytes that weights and cache take on this backend.
         forward: its forward pass, for `backend.compile`.
     """
 
     info: ModelInfo
-    groups: tuple[KVGroup, ...]
     shape: ModelShape
     forward: Forward
 
@@ -84,6 +81,7 @@ class OpenModel:
     """A model of which the headers were read, and no tensor."""
 
     info: ModelInfo
+    checkpoint: Checkpoint
     decoder: Decoder
 
     def prepare(self, backend: Backend, room: float = math.inf, vocab_size: int | None = None) -> Model:
@@ -102,7 +100,6 @@ class OpenModel:
         if info.weight_bytes > room:
             needed, free = info.weight_bytes / 2**30, room / 2**30
             raise BadInput("model", f"the weights of {info.name} take {needed:.2f} GiB; {free:.2f} are free")
-        groups = decoder.groups(backend.kv_dtype_bytes)
         prepared, taken = {}, Counter[str]()
         for role, weight in decoder.weights.items():
             before, part = backend.weight_bytes, decoder.parts[role]
@@ -114,7 +111,17 @@ class OpenModel:
                 raise BadInput(
                     "model", f"the weights of {info.name} take more than the {room / 2**30:.2f} GiB that are free"
                 )
-        return Model(info, groups, _shape(info, decoder, taken, groups), decoder.build(prepared))
+        numbers = Counter[str]()
+        for weight in decoder.weights.values():
+            numbers[weight.format] += math.prod(weight.shape)
+        shape = self.checkpoint.shape(info.name).with_vocab(decoder.config.vocab_size)
+        held = shape.held(
+            ByRole(**taken),
+            kv_bytes=backend.kv_dtype_bytes,
+            format=max(numbers, key=numbers.__getitem__),
+            head_format=decoder.weights["embed" if decoder.config.tied else "head"].format,
+        )
+        return Model(info, held, decoder.build(prepared))
 
 
 def describe(source: str | Path, progress: Progress | None = None) -> ModelInfo:
@@ -153,29 +160,4 @@ def open_model(source: str | Path, progress: Progress | None = None) -> OpenMode
         weight_bytes=sum(len(weight.data) for weight in weights),
         formats=dict(Counter(weight.format for weight in weights)),
     )
-    return OpenModel(info, decoder)
-
-
-def _shape(info: ModelInfo, decoder: Decoder, taken: Mapping[str, int], groups: tuple[KVGroup, ...]) -> ModelShape:
-    """taken: bytes by part, as the backend holds them."""
-    config = decoder.config
-    params = Counter[str]()
-    for role, weight in decoder.weights.items():
-        params[decoder.parts[role]] += math.prod(weight.shape)
-    return ModelShape(
-        name=info.name,
-        family=info.architecture,
-        layers=config.layers,
-        d_model=config.hidden_size,
-        vocab=config.vocab_size,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_width=config.head_dim,
-        params=ByRole(**params),
-        stored=ByRole(**taken),
-        groups=groups,
-        tied=config.tied,
-        context=config.context_length,
-        weight_format=max(info.formats, key=info.formats.__getitem__),
-        head_format=decoder.weights["embed" if config.tied else "head"].format,
-    )
+    return OpenModel(info, checkpoint, decoder)

@@ -151,6 +151,11 @@ Forward = Callable[[Ops], Tensor]
 class Program(Protocol):
     """A family's forward pass, ready to be run step after step."""
 
+    def step_bytes(self, tokens: int, rows: int, logit_rows: int, cached: int, longest: int) -> int:
+        """Bytes that a step of such a size takes at most, besides weights and cache: values, scratch of the threads,
+        logits. cached: tokens that its rows see, all together; longest: that one sees."""
+        ...
+
     def run(self, batch: StepBatch) -> AnyLogits:
         """Compute a step, writing the cache -> logits [logit_rows, vocab] for the backend's own operations on them,
         valid until the next step."""
@@ -185,8 +190,12 @@ class Backend(LogitOps, Protocol):
         prepared once and used twice."""
         ...
 
+    def block_bytes(self, group: KVGroup, block_size: int) -> int:
+        """What `allocate` takes for one block of a group, padding included."""
+        ...
+
     def allocate(self, layout: CacheLayout) -> None:
-        """Create the empty cache."""
+        """Create the empty cache; the one before it is given back."""
         ...
 
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
@@ -195,6 +204,10 @@ class Backend(LogitOps, Protocol):
 
     def compile(self, forward: Forward) -> Program:
         """Make `forward` runnable. It is called with an `Ops` of this backend."""
+        ...
+
+    def close(self) -> None:
+        """Give back cache and threads; idempotent. Nothing else may be called afterwards."""
         ...
 
 

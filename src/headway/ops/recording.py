@@ -21,6 +21,7 @@ from headway.ops.weight import Weight
 from headway.sampling.operations import AnyLogits, Undo
 from headway.sampling.rows import RowState
 from headway.sampling.table import Draws
+from headway.shape.model import KVGroup
 
 
 class LookedAtHandle(TypeError):
@@ -90,6 +91,12 @@ class RecordingBackend:
     def prepare(self, weight: Weight) -> RecordedWeight:
         return RecordedWeight(weight.shape, self._inner.prepare(weight))
 
+    def block_bytes(self, group: KVGroup, block_size: int) -> int:
+        return self._inner.block_bytes(group, block_size)
+
+    def close(self) -> None:
+        self._inner.close()
+
     def allocate(self, layout: CacheLayout) -> None:
         self._layout = layout
         self._inner.allocate(layout)
@@ -137,6 +144,7 @@ class RecordingOps:
 
     def __init__(self, layout: CacheLayout) -> None:
         self.calls: list[Call] = []
+        self.widths = {"tokens": 0, "rows": 0}  # the widest value on each axis
         self._layout = layout
 
     def embed(self, table: RecordedWeight) -> Handle:
@@ -198,6 +206,7 @@ class RecordingOps:
             raise ValueError(f"gated_mlp: shapes {gate.shape}, {up.shape}, {down.shape} do not fit")
         if residual is not None:
             _fit("gated_mlp's residual", residual, x._axis, x._width)
+        self._note(x._axis, gate.shape[0])
         return self._record(x._axis, x._width, "gated_mlp", x, gate, up, down, activation, residual)
 
     def logit_rows(self, x: Handle) -> Handle:
@@ -212,8 +221,12 @@ class RecordingOps:
         return self._record(x._axis, x._width, "all_reduce", x)
 
     def _record(self, axis: str, width: int, name: str, *arguments: Any) -> Handle:
+        self._note(axis, width)
         self.calls.append(Call(name, arguments))
         return Handle(len(self.calls) - 1, axis, width)
+
+    def _note(self, axis: str, width: int) -> None:
+        self.widths[axis] = max(self.widths[axis], width)
 
 
 def _fit(what: str, x: Handle, axis: str, width: int) -> None:

@@ -14,12 +14,15 @@ import numpy as np
 
 from headway.core.errors import ModelFileError
 from headway.ops.protocol import CacheLayout, Forward, GroupBatch, Program, Rope, StepBatch
+from headway.ops.recording import RecordingOps
 from headway.ops.registry import BackendKind, Setup, register
 from headway.ops.weight import NOT_FINITE, Weight
 from headway.sampling.logits import Logits, summarise
 from headway.sampling.operations import NumpyLogits
+from headway.shape.model import KVGroup, block_bytes
 
 _TILE = 128  # queries of one row attended to at once: bounds the score matrix
+ALIVE = 4  # arrays of an operation at once
 _BATCHED = 8  # rows with the same number of queries, up to this, are attended to together
 
 
@@ -49,6 +52,7 @@ class ReferenceBackend(NumpyLogits):
         self._fill = np.nan if poison else 0.0
         self.caches: dict[int, LayerCache] = {}
         self.weight_bytes = 0
+        self._layout: CacheLayout | None = None
 
     def held_as(self, format: str, head: bool = False) -> str:
         """Everything is float32."""
@@ -63,7 +67,7 @@ class ReferenceBackend(NumpyLogits):
         return prepared
 
     def allocate(self, layout: CacheLayout) -> None:
-        self.caches = {}
+        self.caches, self._layout = {}, layout
         for number, (group, blocks) in enumerate(zip(layout.groups, layout.blocks, strict=True)):
             if group.kind not in ("full", "window"):
                 raise NotImplementedError(f"the reference backend has no cache of kind {group.kind!r}")
@@ -77,6 +81,12 @@ class ReferenceBackend(NumpyLogits):
                 )
                 self.caches[layer] = LayerCache(number, window, keys, values)
 
+    def block_bytes(self, group: KVGroup, block_size: int) -> int:
+        return int(block_bytes(group, block_size))
+
+    def close(self) -> None:
+        self.caches, self._layout = {}, None
+
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
         for cache in self.caches.values():
             if cache.group == group:
@@ -85,15 +95,29 @@ class ReferenceBackend(NumpyLogits):
                     cache.values[target] = cache.values[source]
 
     def compile(self, forward: Forward) -> Program:
-        return ReferenceProgram(self, forward)
+        if self._layout is None:
+            raise ValueError("allocate the cache before compiling")
+        return ReferenceProgram(self, forward, self._layout)
 
 
 class ReferenceProgram:
     """Runs the family's function anew for every step."""
 
-    def __init__(self, backend: ReferenceBackend, forward: Forward) -> None:
+    def __init__(self, backend: ReferenceBackend, forward: Forward, layout: CacheLayout) -> None:
         self._backend = backend
         self._forward = forward
+        self._layout = layout
+
+    def step_bytes(self, tokens: int, rows: int, logit_rows: int, cached: int, longest: int) -> int:
+        """An operation's inputs, output and temporaries, all as wide as the widest. Attention copies the keys and
+        values that rows see together, and scores them for a tile of queries."""
+        ops = RecordingOps(self._layout)
+        self._forward(ops)
+        group = max(self._layout.groups, key=lambda group: group.heads)
+        values = ALIVE * (tokens * ops.widths["tokens"] + logit_rows * ops.widths["rows"])
+        heads = ops.widths["tokens"] // group.key_width
+        scores = ALIVE * heads * max(min(tokens, _TILE) * longest, cached)
+        return 4 * (values + scores) + 2 * int(block_bytes(group, cached)) // len(group.layers)
 
     def run(self, batch: StepBatch) -> Logits:
         if batch.adapter.any():

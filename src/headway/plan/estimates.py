@@ -86,8 +86,7 @@ def served(
     ):  # fmt: skip
         if not 0 < value < float("inf"):
             raise BadInput(field, f"{value:g}; accepted: a number above 0")
-    cached = [group.dtype_bytes for group in shape.groups if group.kind != "state"]
-    width = nominal_bytes(kv, "--kv") if kv else max(cached, default=2.0)
+    width = nominal_bytes(kv, "--kv") if kv else shape.kv_width or 2.0
     format = known_format(precision)
     return Deployment(
         shape, hardware, engine, concurrency, input_tokens, output_tokens,

@@ -41,7 +41,7 @@ def _changes(replica: Replica) -> list[tuple[str, Replica]]:
         return msgspec.structs.replace(replica, hardware=msgspec.structs.replace(device, **figures))
 
     changes = []
-    if any(group.kind != "state" and group.dtype_bytes > 1 for group in replica.shape.groups):
+    if replica.shape.kv_width > 1:
         changes.append(("8-bit KV cache", msgspec.structs.replace(replica, shape=replica.shape.with_kv_bytes(1.0))))
     for name, precision in (("8-bit weights", "fp8"), ("4-bit weights", "int4")):
         if nominal_bytes(precision) < 0.9 * replica.weight_width:

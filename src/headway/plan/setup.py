@@ -92,10 +92,9 @@ class Setup(msgspec.Struct, frozen=True):
     ) -> dict[str, Any]:
         """The fields of `Answer`: this verb's notes and assumptions, then those of every verb. `counted`: the mode
         that made the figures, where it is not the one asked for."""
-        cached = {group.dtype_bytes for group in replica.shape.groups if group.kind != "state"}
         return {
             "model": replica.shape.name, "hardware": replica.hardware.name, "gpus": replica.gpus,
-            "precision": replica.precision, "kv_bytes_per_number": max(cached, default=0.0), "math": replica.math,
+            "precision": replica.precision, "kv_bytes_per_number": replica.shape.kv_width, "math": replica.math,
             "mode": self.mode, "memory": memory_plan(replica), "notes": [*notes, *self._notes(replica)],
             "assumptions": [*assumptions, *self._assumptions(replica, counted or self.mode)],
         }  # fmt: skip

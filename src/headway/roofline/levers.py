@@ -60,7 +60,7 @@ def levers(
         for name, note in (("fp8", "small loss"), ("int4", "loss in the tails; measure it"))
         if nominal_bytes(name) < 0.9 * d.weight_width
     ]
-    if any(group.kind != "state" and group.dtype_bytes > 1 for group in d.shape.groups):
+    if d.shape.kv_width > 1:
         smaller = msgspec.structs.replace(d, shape=d.shape.with_kv_bytes(1.0))
         table.append(lever("cache in 8 bits", "kv", smaller, note="little loss"))
     full = _windowed(d.shape, 4096)

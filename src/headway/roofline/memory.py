@@ -23,6 +23,7 @@ STEP_TOKENS = 8192  # new tokens of the largest step, by default, of the engines
 RUNTIME = 0.55 * GIB  # of a GPU: the driver's context, allocator's slack, kernels
 EXCHANGE = 1e9  # of a GPU that works with others: communication buffers
 PROCESS = 0.25 * GIB  # of our own engine on a CPU: interpreter, libraries, tokenizer, allocator's slack
+MOST_BLOCKS = 1 << 18  # of a pool, if nobody says how large: a file may claim any context
 LARGEST_SHARE = 4  # one in so many bytes is the cache's share of what is free, if nobody says: the machine is not ours
 
 
@@ -105,7 +106,12 @@ def activation_bytes(shape: ModelShape, tokens: int, gpus: int = 1) -> float:
     ffn = passed / (3.0 * shape.d_model * shape.layers)  # mean width a token passes, from the parameters themselves
     heads = shape.heads + 2 * shape.kv_heads
     widest = max(2 * ffn, heads * shape.head_width) / gpus
-    return 2.0 * tokens * (2 * shape.d_model + 2 * widest) + 2 * 4.0 * min(tokens, 256) * shape.vocab
+    return 2.0 * tokens * (2 * shape.d_model + 2 * widest) + 2 * logit_bytes(shape, min(tokens, 256))
+
+
+def logit_bytes(shape: ModelShape, rows: int) -> int:
+    """Logits of so many rows; a sampler keeps a copy of them."""
+    return 4 * rows * shape.vocab
 
 
 def cut_pools(
@@ -132,7 +138,7 @@ def cut_pools(
     if kv_cache_gib is not None and kv_cache_gib * GIB > room:
         raise BadInput("--kv-cache-gib", f"{kv_cache_gib:g} does not fit: {plan.spent()}")
     one_row = [blocks_held(max_len, group.window, block_size, step_tokens) for group in groups]
-    most = [max_rows * (blocks + 1) for blocks in one_row]
+    most = [min(max_rows * (blocks + 1), MOST_BLOCKS) for blocks in one_row]
     if kv_cache_gib is not None:  # prefixes may fill the rest
         room = kv_cache_gib * GIB
         most = [blocks if group.window else UNBOUNDED for group, blocks in zip(groups, most, strict=True)]

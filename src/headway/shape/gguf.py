@@ -55,7 +55,7 @@ def shape_from_gguf(
     groups = _groups(architecture, metadata, number, layers, heads, head)
     return ModelShape(
         name=name or str(metadata.get("general.name") or architecture), family=architecture, layers=layers, d_model=d,
-        vocab=_vocabulary(metadata, tensors), heads=heads,
+        vocab=int(params.embed) // d, heads=heads,
         kv_heads=1 if latent else number("attention.head_count_kv", heads),
         head_width=head, params=params, stored=stored, groups=groups, tied=tied,
         moe=_moe(params, tensors, experts, number) if experts else None,
@@ -93,12 +93,6 @@ def _sums(tensors: Mapping[str, tuple[Sequence[int], str]]) -> tuple[ByRole, ByR
     if "embed" not in params:
         raise BadInput("token_embd.weight", "missing; a GGUF language model has it")
     return ByRole(**params), ByRole(**stored)
-
-
-def _vocabulary(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[Sequence[int], str]]) -> int:
-    shape = tensors["token_embd.weight"][0]
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    return len(tokens) if isinstance(tokens, list) else max(shape)
 
 
 def _commonest(tensors: Mapping[str, tuple[Sequence[int], str]]) -> str:

@@ -175,6 +175,23 @@ class ModelShape(msgspec.Struct, frozen=True):
     def is_moe(self) -> bool:
         return self.moe is not None
 
+    @property
+    def kv_width(self) -> float:
+        """Bytes per cached number, recurrent states apart; 0 if nothing else is cached."""
+        return max((group.dtype_bytes for group in self.groups if group.kind != "state"), default=0.0)
+
+    def with_vocab(self, rows: int) -> ModelShape:
+        """The same model with so many rows of its embedding and head."""
+        share = rows / self.vocab
+        params = msgspec.structs.replace(self.params, embed=self.params.embed * share, head=self.params.head * share)
+        return msgspec.structs.replace(self, vocab=rows, params=params)
+
+    def held(self, stored: ByRole, kv_bytes: float, format: str, head_format: str) -> ModelShape:
+        """The same model as a backend holds it: bytes of its weights and per cached number, and the formats that most
+        matrices and the head came in."""
+        shape = self.with_kv_bytes(kv_bytes)
+        return msgspec.structs.replace(shape, stored=stored, weight_format=format, head_format=head_format)
+
     def with_kv_bytes(self, dtype_bytes: float) -> ModelShape:
         """The same model caching in `dtype_bytes` per number (recurrent states keep theirs)."""
         groups = tuple(

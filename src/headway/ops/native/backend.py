@@ -31,6 +31,7 @@ from headway.sampling.logits import Logits
 from headway.sampling.operations import NumpyLogits
 from headway.sampling.table import Draws
 from headway.shape.formats import FORMATS
+from headway.shape.model import KVGroup
 
 _TARGETS = {"stored": 0, "int8": 128, "int4": 32}  # and the default group
 _WIDE = ("embed", "head")  # parts that stay at 8 bits: errors here reach the logits
@@ -161,19 +162,20 @@ class NativeBackend(NumpyLogits):
             raise ModelFileError(f"tensor {weight.name}: {NOT_FINITE}")
         return matrix
 
+    def block_bytes(self, group: KVGroup, block_size: int) -> int:
+        return self._engine.block_bytes(self._layout_of(group, 1), block_size)
+
     def allocate(self, layout: CacheLayout) -> None:
-        groups = []
-        for group, blocks in zip(layout.groups, layout.blocks, strict=True):
-            if group.kind not in ("full", "window"):
-                raise NotImplementedError(f"the native backend has no cache of kind {group.kind!r}")
-            window = group.window if group.kind == "window" and group.window else 0
-            groups.append(
-                self._module.GroupLayout(
-                    list(group.layers), group.heads, group.key_width, group.value_width, window, blocks
-                )
-            )
+        groups = [self._layout_of(group, blocks) for group, blocks in zip(layout.groups, layout.blocks, strict=True)]
         self._engine.allocate(groups, layout.block_size)
         self._groups = len(groups)
+
+    def _layout_of(self, group: KVGroup, blocks: int) -> Any:
+        if group.kind not in ("full", "window"):
+            raise NotImplementedError(f"the native backend has no cache of kind {group.kind!r}")
+        return self._module.GroupLayout(
+            list(group.layers), group.heads, group.key_width, group.value_width, group.window or 0, blocks
+        )
 
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
         self._engine.copy_blocks(group, list(pairs))
@@ -200,12 +202,18 @@ class NativeBackend(NumpyLogits):
         return tokens
 
     def compile(self, forward: Forward) -> Program:
-        """Record `forward`. The cache must be allocated before, and not again afterwards."""
+        """Record `forward`. A cache of its groups must be allocated before, of any size."""
         if not self._groups:
             raise ValueError("allocate the cache before compiling")
         program = self._module.Program(self._engine)
         program.finish(forward(NativeOps(self._module, program)).number)
         return NativeProgram(program)
+
+    def close(self) -> None:
+        """The cache goes at once; threads when the last program of this backend is forgotten."""
+        if self._engine is not None:
+            self._engine.allocate([], 1)
+        self._engine = self._cache = None
 
     def probe_bandwidth(self, bytes: int = 768 << 20, rounds: int = 5) -> float:
         """Bytes per second that all threads together read from memory: the roof of decoding."""
@@ -225,6 +233,9 @@ class NativeProgram:
 
     def __init__(self, program: Any) -> None:
         self._program = program
+
+    def step_bytes(self, tokens: int, rows: int, logit_rows: int, cached: int, longest: int) -> int:
+        return self._program.step_bytes(tokens, rows, logit_rows, cached)
 
     def run(self, batch: StepBatch) -> Logits:
         if batch.adapter.any():

@@ -14,23 +14,26 @@ int positive(int n, const char* what) {
   return n;
 }
 
+// A layer's cache of a group, without memory.
+Cache cache_of(const GroupLayout& layout, int block_size, bool f32) {
+  return {f32, positive(layout.heads, "heads"), (int)round_up(positive(block_size, "block_size"), SLOT_STEP), block_size,
+          (int)round_up(positive(layout.key_width, "key_width"), 2),
+          (int)round_up(positive(layout.value_width, "value_width"), SLOT_STEP), nullptr, nullptr};
+}
+
 }  // namespace
 
 Engine::Engine(int threads, const std::string& name, bool f32)
     : kernels(choose_kernels(name.c_str())), f32_cache(f32), team(threads) {}
 
 void Engine::allocate(const std::vector<GroupLayout>& layouts, int size) {
-  block_size = positive(size, "block_size");
+  block_size = size;
   groups.clear();
   for (const GroupLayout& layout : layouts) {
-    positive(layout.heads, "heads");
-    positive(layout.key_width, "key_width");
-    positive(layout.value_width, "value_width");
     CacheGroup group;
     group.layout = layout;
     for (size_t i = 0; i < layout.layers.size(); ++i) {
-      Cache cache{f32_cache, layout.heads, (int)round_up(size, SLOT_STEP), size, (int)round_up(layout.key_width, 2),
-                  (int)round_up(layout.value_width, SLOT_STEP), nullptr, nullptr};
+      Cache cache = cache_of(layout, size, f32_cache);
       const size_t chunks = (size_t)layout.blocks * layout.heads, element = f32_cache ? 4 : 2;
       group.memory.emplace_back(chunks * cache.key_chunk() * element);
       cache.keys = group.memory.back().as();
@@ -40,6 +43,11 @@ void Engine::allocate(const std::vector<GroupLayout>& layouts, int size) {
     }
     groups.push_back(std::move(group));
   }
+}
+
+size_t Engine::block_bytes(const GroupLayout& layout, int size) const {
+  const Cache cache = cache_of(layout, size, f32_cache);
+  return layout.layers.size() * cache.heads * (cache.key_chunk() + cache.value_chunk()) * (f32_cache ? 4 : 2);
 }
 
 void Engine::copy_blocks(int number, const std::vector<std::pair<int, int>>& pairs) {

@@ -175,6 +175,7 @@ NB_MODULE(_native, m) {
       .def("read", &read_matrix, "file"_a, "offset"_a, "target"_a, "group"_a, "out"_a, "in"_a, "unit"_a, "checksum"_a)
       .def("checksum", &checksum, "matrix"_a)
       .def("allocate", &Engine::allocate, "groups"_a, "block_size"_a)
+      .def("block_bytes", &Engine::block_bytes, "group"_a, "block_size"_a)
       .def("copy_blocks", &Engine::copy_blocks, "group"_a, "pairs"_a)
       .def("draw", &draw_tokens)
       .def("probe_bandwidth", &probe_bandwidth, "bytes"_a, "rounds"_a)
@@ -193,6 +194,7 @@ NB_MODULE(_native, m) {
       .def("logit_rows", &Program::logit_rows)
       .def("logits", &Program::logits)
       .def("finish", &Program::finish)
+      .def("step_bytes", &Program::step_bytes, "tokens"_a, "rows"_a, "logit_rows"_a, "cached"_a)
       .def("run", &run)
       .def_prop_ro("seconds", &Program::seconds);
 }

@@ -4,11 +4,6 @@
 
 namespace headway {
 
-namespace {
-
-constexpr int ROWS_AT_ONCE = 256;  // token rows of one linear task: their activations stay in the second cache
-
-}  // namespace
 
 void EmbedOp::run(Step& step, Worker& worker) const {
   const int width = table->in;

@@ -5,6 +5,10 @@
 
 namespace headway {
 
+constexpr int ROWS_AT_ONCE = 256;  // token rows of one linear task: their activations stay in the second cache
+// Bytes of a worker's scratch that the operations other than attention need at most.
+constexpr size_t LINEAR_SCRATCH = (2 * ROWS_AT_ONCE + 1) * LARGEST_GROUP * sizeof(float);
+
 struct EmbedOp : Op {
   Weights table;
   int out;

@@ -27,7 +27,27 @@ Bounds ranges(const Cache& cache, int window, int first_position, int last_posit
   return {low / tokens, last_position / tokens + 1};
 }
 
+size_t scores_bytes(const Cache& cache, int rows) { return round_up(attend_scratch(cache, rows), 64); }
+size_t prepared_bytes(const Cache& cache, int rows) { return round_up((int64_t)rows * cache.key_width * 4, 64); }
+
+// Items of a long chunk have so many queries of one head; those of a row with few queries so many heads.
+int queries_at_once(int group) { return std::max(1, QUERY_ROWS / group); }
+int heads_at_once(int heads, int queries, int group) { return (int)most(1, least(heads, DECODE_ROWS / (queries * group))); }
+
 }  // namespace
+
+// Scores, prepared queries, the sums so far, the sums of a range.
+size_t attention_scratch(const Cache& cache, int rows) {
+  return scores_bytes(cache, rows) + prepared_bytes(cache, rows) + 2 * partial_floats(cache, rows) * sizeof(float);
+}
+
+int most_query_rows(const Cache& cache, int group, int tokens) {
+  int rows = queries_at_once(group) * group;
+  for (int queries = 1; queries <= std::min(FEW_QUERIES, tokens); ++queries) {
+    rows = std::max(rows, heads_at_once(cache.heads, queries, group) * queries * group);
+  }
+  return rows;
+}
 
 AttentionPlan plan_attention(const BatchView& batch, const Cache& cache, int window, int group, int threads) {
   AttentionPlan plan;
@@ -45,7 +65,7 @@ AttentionPlan plan_attention(const BatchView& batch, const Cache& cache, int win
     const int begin = batch.query_start[row], queries = count(row);
     if (queries == 0) continue;
     if (queries > FEW_QUERIES) {
-      const int at_once = std::max(1, QUERY_ROWS / group);
+      const int at_once = queries_at_once(group);
       for (int first = 0; first < queries; first += at_once) {
         for (int head = 0; head < cache.heads; ++head) {
           plan.items.push_back({row, begin + first, std::min(at_once, queries - first), head, 1});
@@ -55,7 +75,7 @@ AttentionPlan plan_attention(const BatchView& batch, const Cache& cache, int win
     }
     const Bounds bounds = seen(row);
     const int splits = bounds.last - bounds.first;
-    const int heads = (int)most(1, least(ceil_div(cache.heads, pieces), DECODE_ROWS / (queries * group)));
+    const int heads = heads_at_once((int)ceil_div(cache.heads, pieces), queries, group);
     for (int head = 0; head < cache.heads; head += heads) {
       AttentionItem item{row, begin, queries, head, std::min(heads, cache.heads - head)};
       if (splits == 1) {
@@ -99,11 +119,9 @@ void AttentionOp::run(Step& step, Worker& worker) const {
   const float* queries = step.floats(q);
   float* outputs = step.floats(out);
 
-  // Scratch: scores, prepared queries, the sums so far, the sums of a range.
-  const size_t scores = round_up(attend_scratch(cache, plan.most_rows), 64);
-  const size_t prepared = round_up((int64_t)plan.most_rows * cache.key_width * 4, 64);
+  const size_t scores = scores_bytes(cache, plan.most_rows), prepared = prepared_bytes(cache, plan.most_rows);
   const size_t sums = partial_floats(cache, plan.most_rows);
-  worker.scratch->grow(scores + prepared + 2 * sums * sizeof(float));
+  worker.scratch->grow(attention_scratch(cache, plan.most_rows));
   void* prepared_at = worker.scratch->as(scores);
   float* sums_at = worker.scratch->as<float>(scores + prepared);
 

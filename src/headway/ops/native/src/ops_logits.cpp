@@ -13,6 +13,10 @@ void LogitSummary::fit(int rows, int vocab) {
   logsumexp.grow(rows * sizeof(double));
 }
 
+size_t LogitSummary::bytes(int rows, int vocab) {
+  return (size_t)rows * (2 * ceil_div(vocab, TILE) * sizeof(float) + sizeof(double));
+}
+
 void LogitSummary::add(const Kernels& kernels, int row, int column, const float* logits, int n) {
   const size_t at = (size_t)row * tiles + column / TILE;
   kernels.summarise(logits, n, peaks.as<float>() + at, sums.as<float>() + at);

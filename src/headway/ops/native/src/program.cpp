@@ -21,15 +21,28 @@ void need(bool fits, const char* what) {
 // Elements from row to row; no multiple of a power of two, else rows would share cache sets.
 size_t stride_of(int width) { return round_up(width, LARGEST_GROUP) + 64; }
 
-void RowBuffer::fit(int rows) {
-  if (forms & FLOATS) floats.grow((size_t)rows * width * sizeof(float) + 64);
-  if (forms & BF16) bf16.grow(rows * stride_of(width) * 2);
+template <class Self, class Each>
+void RowBuffer::each(Self& self, int rows, Each&& each) {
+  if (self.forms & FLOATS) each(self.floats, (size_t)rows * self.width * sizeof(float) + 64);
+  if (self.forms & BF16) each(self.bf16, rows * stride_of(self.width) * 2);
   for (size_t i = 0; i < std::size(GROUPS); ++i) {
-    if (!(forms & headway::integers(GROUPS[i]))) continue;
-    const size_t scales = (size_t)rows * ceil_div(width, GROUPS[i]) * 4;
-    integers[i].q.grow(rows * stride_of(width));
-    for (Buffer* buffer : {&integers[i].scale, &integers[i].sum, &integers[i].offset8, &integers[i].offset4}) buffer->grow(scales);
+    if (!(self.forms & headway::integers(GROUPS[i]))) continue;
+    auto& form = self.integers[i];
+    each(form.q, rows * stride_of(self.width));
+    for (auto* buffer : {&form.scale, &form.sum, &form.offset8, &form.offset4}) {
+      each(*buffer, (size_t)rows * ceil_div(self.width, GROUPS[i]) * 4);
+    }
   }
+}
+
+void RowBuffer::fit(int rows) {
+  each(*this, rows, [](Buffer& buffer, size_t bytes) { buffer.grow(bytes); });
+}
+
+size_t RowBuffer::bytes(int rows) const {
+  size_t all = 0;
+  each(*this, rows, [&](const Buffer&, size_t bytes) { all += bytes; });
+  return all;
 }
 
 Activations Step::activations(int number, int group) const {
@@ -329,6 +342,38 @@ void Program::look_ahead(const Step& step, size_t op, Worker& worker) const {
   }
 }
 
+int Program::query_heads_per_kv(size_t group) const {
+  const GroupLayout& layout = engine_->groups[group].layout;
+  int per_head = 1;
+  for (const auto& op : ops_) {
+    const auto* attention = dynamic_cast<const AttentionOp*>(op.get());
+    if (!attention || engine_->find(attention->layer).first != (int)group) continue;
+    per_head = std::max(per_head, values_[attention->q].width / layout.key_width / layout.heads);
+  }
+  return per_head;
+}
+
+size_t Program::step_bytes(int tokens, int rows, int logit_rows, int64_t cached) const {
+  need(result_ >= 0, "the program is not finished");
+  std::vector<int> most(buffers_.size(), 0);
+  size_t scratch = LINEAR_SCRATCH, partials = 0;
+  for (const Value& value : values_) {
+    most[value.buffer] = std::max(most[value.buffer], value.per_token ? tokens : logit_rows);
+    scratch = std::max(scratch, value.width * sizeof(float));
+  }
+  size_t all = LogitSummary::bytes(logit_rows, result_width());
+  for (size_t i = 0; i < buffers_.size(); ++i) all += buffers_[i].bytes(most[i]);
+  for (size_t g = 0; g < engine_->groups.size(); ++g) {
+    const Cache& cache = engine_->groups[g].caches[0];
+    const int per_head = query_heads_per_kv(g);
+    const int64_t ranges = cached / (split_blocks(cache) * cache.block_size) + rows;
+    scratch = std::max(scratch, attention_scratch(cache, most_query_rows(cache, per_head, tokens)));
+    partials = std::max(partials, ranges * cache.heads * partial_floats(cache, per_head) * sizeof(float));
+  }
+  all += scratch * engine_->team.threads() + partials;
+  return all + all / 4;  // `Buffer::grow` takes more than it was asked for
+}
+
 LogitRows Program::run(const BatchView& batch) {
   check(batch);
   for (const Value& value : values_) buffers_[value.buffer].fit(value.per_token ? batch.tokens : batch.logit_rows);
@@ -339,13 +384,8 @@ LogitRows Program::run(const BatchView& batch) {
   size_t counters = 0, partials = 0;
   for (size_t g = 0; g < engine_->groups.size(); ++g) {
     const CacheGroup& group = engine_->groups[g];
-    int per_head = 1;
-    for (const auto& op : ops_) {
-      const auto* attention = dynamic_cast<const AttentionOp*>(op.get());
-      if (!attention || engine_->find(attention->layer).first != (int)g) continue;
-      per_head = std::max(per_head, values_[attention->q].width / group.layout.key_width / group.layout.heads);
-    }
-    step.attention.push_back(plan_attention(batch, group.caches[0], group.layout.window, per_head, engine_->team.threads()));
+    step.attention.push_back(
+        plan_attention(batch, group.caches[0], group.layout.window, query_heads_per_kv(g), engine_->team.threads()));
     counters = std::max(counters, (size_t)step.attention.back().counters);
     partials = std::max(partials, step.attention.back().partial_floats);
   }

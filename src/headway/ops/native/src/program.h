@@ -54,6 +54,8 @@ class Engine {
   Engine(int threads, const std::string& kernels, bool f32_cache);
 
   void allocate(const std::vector<GroupLayout>& groups, int block_size);
+  // What `allocate` takes for one block of a group.
+  size_t block_bytes(const GroupLayout& group, int block_size) const;
   void copy_blocks(int group, const std::vector<std::pair<int, int>>& pairs);
   // (group, index within the group) of a layer. Throws std::invalid_argument.
   std::pair<int, int> find(int layer) const;
@@ -139,6 +141,11 @@ struct RowBuffer {
     Buffer q, scale, sum, offset8, offset4;
   } integers[std::size(GROUPS)];
   void fit(int rows);
+  size_t bytes(int rows) const;  // what `fit` takes
+
+ private:
+  template <class Self, class Each>
+  static void each(Self& self, int rows, Each&& each);  // each(buffer, bytes)
 };
 
 // Of a step's logits, tile by tile and row by row.
@@ -147,6 +154,7 @@ struct LogitSummary {
   Buffer peaks, sums;  // float [rows][tiles]
   Buffer logsumexp;    // double [rows]
   void fit(int rows, int vocab);
+  static size_t bytes(int rows, int vocab);  // what `fit` takes
   // The tiles of logits [column, column + n) of a row; column: multiple of TILE.
   void add(const Kernels& kernels, int row, int column, const float* logits, int n);
 };
@@ -210,6 +218,8 @@ class Program {
 
   // Run one step -> the result's rows and summary, valid until the next.
   LogitRows run(const BatchView& batch);
+  // Bytes that a step of such a size takes at most, besides weights and cache. cached: tokens that its rows see in all.
+  size_t step_bytes(int tokens, int rows, int logit_rows, int64_t cached) const;
   int result_width() const { return values_.at(result_).width; }
   int value_width(int value) const { return values_.at(value).width; }
   // Seconds of the last step by kind of operation, as the first thread saw them.
@@ -222,6 +232,7 @@ class Program {
   unsigned wanted(const Matrix& m) const;
   int add_linear(int x, Weights weight, Vector bias, int residual, float scale, float softcap);
   void check(const BatchView& batch) const;
+  int query_heads_per_kv(size_t group) const;
   void look_ahead(const Step& step, size_t op, Worker& worker) const;
 
   std::shared_ptr<Engine> engine_;
@@ -241,6 +252,10 @@ class Program {
 HW_INLINE size_t partial_floats(const Cache& cache, int rows) {
   return (size_t)(round_up(2 * rows, 16) + (int64_t)rows * cache.value_width);
 }
+
+// Bytes of a worker's scratch for an item of `rows` query rows, and the most such rows that an item of a step has.
+size_t attention_scratch(const Cache& cache, int rows);
+int most_query_rows(const Cache& cache, int query_heads_per_kv, int tokens);
 
 // Work lists of a step's attention over one cache group.
 AttentionPlan plan_attention(const BatchView& batch, const Cache& cache, int window, int query_heads_per_kv, int threads);
