@@ -14,9 +14,9 @@ from headway.plan.setup import BOUNDS, MODES, Setup, gpus_needed, whole_from
 from headway.roofline import capacity as capacities
 from headway.roofline import frontier as frontiers
 from headway.roofline import textbook
+from headway.roofline.collectives import message_bytes
 from headway.roofline.exact import step_time
 from headway.roofline.step import (
-    ACTIVATION_BYTES,
     StepCost,
     StepTime,
     check_layout,
@@ -160,7 +160,7 @@ def tensor_parallel(
     widest = msgspec.structs.replace(replica, gpus=max(degrees))
     return TensorParallel(
         **named.about(widest) | {"gpus": None}, batch=batch, context=context, all_reduce=named.all_reduce,
-        link_latency_us=latency * 1e6, message_bytes=batch * replica.shape.d_model * ACTIVATION_BYTES,
+        link_latency_us=latency * 1e6, message_bytes=message_bytes(replica.shape, batch),
         seconds={degree: cost.seconds for degree, cost in costs.items()},
         best_degree=min(costs, key=lambda degree: costs[degree].seconds),
         best_degree_continuous=textbook.best_degree_continuous(replica, latency) if latency else None,

@@ -15,6 +15,7 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.roofline.hardware import Hardware, Link
+from headway.shape.model import ModelShape
 
 KINDS = ("ring", "one-shot")
 US = 1e-6
@@ -104,3 +105,8 @@ LINK_SHARE = {"NVLink3": 0.75, "PCIe3": 0.33}
 def _usable(link: Link) -> float:
     """Bytes/s one GPU sends to its neighbours while all do."""
     return link.bandwidth * next((share for name, share in LINK_SHARE.items() if link.name.startswith(name)), 1.0)
+
+
+def message_bytes(shape: ModelShape, tokens: float) -> float:
+    """What one all-reduce of a step adds up: the residual of every token in 16 bits (B7)."""
+    return tokens * shape.d_model * 2.0
