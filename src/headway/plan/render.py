@@ -246,8 +246,8 @@ def _(a: Search) -> Document:
         return Document(f"No deployment of {a.model} meets the targets", [*told, refused, *_assumptions(a.assumptions)])
     head = ["deployment", "TTFT", "TPOT", "$/h", "$/M in", "$/M out", "used", "N+1", "limit"]
     rows = [
-        [f"{r.rank}. {_short(r)}", seconds(r.ttft_ms / 1e3), seconds(r.tpot_ms / 1e3), dollars(r.usd_per_hour),
-         dollars(r.usd_per_million_input), dollars(r.usd_per_million_output), f"{r.utilisation:.0%}",
+        [f"{r.rank}. {_short(r)}", *(_guessed(r) + seconds(ms / 1e3) for ms in (r.ttft_ms, r.tpot_ms)),
+         dollars(r.usd_per_hour), dollars(r.usd_per_million_input), dollars(r.usd_per_million_output), f"{r.utilisation:.0%}",
          yes(r.survives_one_loss), r.limited_by]
         for r in a.deployments
     ]  # fmt: skip
@@ -255,7 +255,8 @@ def _(a: Search) -> Document:
     tried = f"{a.considered} tried, {len(a.rejected)} rejected" + (" (the --html page says why)" if a.rejected else "")
     return Document(f"Deployments for {a.model}, cheapest first", [
         *told, Grid(head, rows),
-        Text("used: share of what it can carry; N+1: survives the loss of a replica; limit: what breaks first", "note"),
+        Text("used: share of what it can carry; N+1: survives the loss of a replica; limit: what breaks first; "
+             "~: extrapolated", "note"),
         Text(f"{tried}; p10-p90 of the first one's TPOT: {_range(first)}"), *_commands(first),
         *_assumptions(a.assumptions),
     ], [
@@ -269,6 +270,10 @@ def _short(r: Deployment) -> str:
     replicas = f"{r.prefill_replicas}P+{r.replicas}D" if r.prefill_replicas else str(r.replicas)
     dp = f" DP{r.attention_dp}" if r.attention_dp > 1 else ""
     return f"{replicas} x TP{r.gpus}{dp} {r.hardware} {r.precision}"
+
+
+def _guessed(r: Deployment) -> str:
+    return "" if r.basis == "calibrated" else "~"
 
 
 def _range(r: Deployment) -> str:
