@@ -19,7 +19,7 @@ from headway.model.load import load
 from headway.model.source import DEFAULT_MODEL
 from headway.ops.reference import ReferenceBackend
 from headway.roofline.hardware import GIB
-from headway.roofline.memory import MemoryPlan, cut_pools
+from headway.roofline.memory import MOST_BLOCKS, MemoryPlan, cut_pools
 from headway.shape.model import KVGroup, block_bytes
 
 GROUP = KVGroup("full", (0, 1), heads=2, key_width=64, value_width=64, dtype_bytes=4.0)
@@ -78,6 +78,11 @@ def test_pools_fill_the_wanted_cache_but_never_exceed_it(gib: float, rows: int, 
     assert made.blocks[1] <= made.blocks[0] and 0 < made.longest <= length
     for blocks, group in zip(made.blocks, groups, strict=True):
         assert blocks_held(made.longest, group.window, 32, 512) <= blocks
+
+
+def test_a_context_that_a_file_claims_buys_no_more_than_so_many_blocks() -> None:
+    made = plan(max_rows=64, max_len=2**32 - 1, block_bytes=[512.0])
+    assert made.blocks == (MOST_BLOCKS,) and made.longest == 32 * MOST_BLOCKS
 
 
 def test_models_of_windows_alone_serve_any_length() -> None:
