@@ -272,7 +272,7 @@ def test_plots_without_matplotlib_are_refused_before_the_run(
     with MockServer(Script()) as server:
         code, _, err = bench(capsys, *verb, "--url", server.url, option, str(tmp_path / "x.svg"))
         assert not server.requests
-    assert code == 2 and f"{option}: plots need matplotlib" in err and "pip install 'headway[plots]'" in err
+    assert code == 2 and f"{option}: plots need matplotlib" in err and "pip install matplotlib" in err
 
 
 def test_this_machine_is_the_one_that_was_probed(

@@ -57,7 +57,7 @@ def test_without_matplotlib_one_sentence_says_how_to_get_it(monkeypatch: pytest.
     for act in (lambda: need_plots("--html"), lambda: new_figure("--html")):
         with pytest.raises(BadInput) as error:
             act()
-        assert error.value.field == "--html" and "pip install 'headway[plots]'" in str(error.value)
+        assert error.value.field == "--html" and "pip install matplotlib" in str(error.value)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])

@@ -21,7 +21,7 @@ def need_plots(option: str) -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise BadInput(option, "plots need matplotlib; install it with: pip install 'headway[plots]'") from None
+        raise BadInput(option, "plots need matplotlib; install it with: pip install matplotlib") from None
 
 
 def check_plot(path: Path | None, option: str = "--plot") -> None:
