@@ -247,8 +247,8 @@ def _(a: Search) -> Document:
     head = ["deployment", "TTFT", "TPOT", "$/h", "$/M in", "$/M out", "used", "N+1", "limit"]
     rows = [
         [f"{r.rank}. {_short(r)}", *(_guessed(r) + seconds(ms / 1e3) for ms in (r.ttft_ms, r.tpot_ms)),
-         dollars(r.usd_per_hour), dollars(r.usd_per_million_input), dollars(r.usd_per_million_output), f"{r.utilisation:.0%}",
-         yes(r.survives_one_loss), r.limited_by]
+         *map(dollars, (r.usd_per_hour, r.usd_per_million_input, r.usd_per_million_output)),
+         f"{r.utilisation:.0%}", yes(r.survives_one_loss), r.limited_by]
         for r in a.deployments
     ]  # fmt: skip
     first = a.deployments[0]
