@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import sys
 from datetime import datetime
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from headway.cli import main
+from headway.cli.plan import VERBS
 from headway.core.errors import BadInput
 from headway.plan.models import load_shape
 from headway.roofline import exact
@@ -259,6 +261,29 @@ def test_textbook_mode_says_where_its_division_of_the_cache_is_wrong(capsys: pyt
     assert "every GPU holds some of its 8 KV heads" in plan(wide, capsys)
     for fine in ([*latent, "--mode", "exact"], [*wide, "--gpus", "8"]):
         assert "every GPU holds" not in plan(fine, capsys)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_its_options(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = plan([verb, "--help"], capsys)
+    assert VERBS[verb].help.split(":")[0].split(",")[0] in " ".join(text.split()) and "--json" in text
+
+
+def test_verbs_are_listed_and_others_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert all(f"  {verb} " in plan(["--help"], capsys) for verb in VERBS)
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "guess"])
+    assert stopped.value.code == 2 and "'guess' is not a verb; choose from models" in capsys.readouterr().err
+
+
+def test_score_of_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with gzip.open(Path(__file__).parents[2] / "benchmarks" / "data" / "silicon_runs.csv.gz", "rt") as file:
+        few = [next(file) for _ in range(40)]
+    (tmp_path / "runs.csv").write_text("".join(few))
+    found = answer(["score", str(tmp_path / "runs.csv")], capsys)
+    counted = sum(kind["n"] for kind in found["tpot"].values()) + found["skipped"]["n"]
+    assert counted == 39 and found["groups"][0]["mape"] > 0
+    assert "mean error" in plan(["score", str(tmp_path / "runs.csv")], capsys)
 
 
 def test_models_and_devices_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

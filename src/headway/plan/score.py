@@ -14,13 +14,13 @@ from headway.plan.runs import Run, read_runs
 from headway.roofline.calibrate import Calibration, Estimate, Range, calibration
 
 
-def score(file: Path | str, known: Calibration | None = None) -> Score:
+def score(file: Path, known: Calibration | None = None) -> Score:
     """Errors of every prediction against a table of runs.
 
     Rows outside the validated region are abstained from: they count with their bound, and in `abstained`. Coverage is
     the share of the other rows inside their p10-p90 range. Rows that are no deployment at all are in `skipped`.
     """
-    runs, skipped = read_runs(Path(file))
+    runs, skipped = read_runs(file)
     model = known or calibration()
     estimates = model.predict_all([run.deployment for run in runs], [run.doubt for run in runs])
     kinds = {kind: [i for i, run in enumerate(runs) if run.deployment.kind == kind] for kind in ("dense", "moe")}
