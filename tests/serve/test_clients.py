@@ -150,3 +150,38 @@ def test_a_real_model_answers_the_same_whole_streamed_and_again(tiny: Server) ->
         again = sdk.chat.completions.create(**fields, n=2).choices
         assert again[0].message.content == whole
         assert (again[1].message.content == whole) == (temperature == 0)
+
+
+HI = {"role": "user", "content": "say:hi"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{**HI, "id": 123, "opts": {"visible": True}}]},  # CodeCompanion
+        {
+            "messages": [HI],
+            "tool_ids": None,
+            "chat_id": "a",
+            "session_id": "b",
+            "features": {},
+            "id": "c",
+        },  # Open WebUI
+        {"messages": [{**HI, "content": [{"type": "text", "text": "say:hi", "cache_control": {"type": "ephemeral"}}]}]},
+        {"messages": [HI], "typical_p": 1, "mirostat_mode": 0, "top_a": 0, "tfs": 1},  # SillyTavern
+        {"messages": [HI], "parallel_tool_calls": True, "anything": None},  # LangChain
+        {"messages": [{**HI, "name": None, "refusal": None, "audio": None, "tool_calls": [], "function_call": None}]},
+        {"messages": [HI], "response_format": {"type": "text"}},  # Dify
+    ],
+    ids=str,
+)
+def test_what_popular_clients_send(server: Server, body: dict[str, Any]) -> None:
+    answer = server.post("/v1/chat/completions", {**body, "max_tokens": 2})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["content"] == "hi"
+
+
+@pytest.mark.parametrize("field", [{"anything": 1}, {"mirostat": 2}, {"typical_p": 0.5}])
+def test_what_would_change_the_answer_is_never_ignored(server: Server, field: dict[str, Any]) -> None:
+    refused = server.post("/v1/chat/completions", {"messages": [HI], **field})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == next(iter(field))

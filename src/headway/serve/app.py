@@ -194,11 +194,23 @@ def _decoded(raw: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
     """
     check_json(raw)
     try:
-        return decoder.decode(raw)
+        try:
+            return decoder.decode(raw)
+        except msgspec.ValidationError as error:
+            if "unknown field" not in str(error):
+                raise
+            return decoder.decode(_without_nulls(raw))
     except msgspec.DecodeError as error:
         raise from_msgspec(error) from None
     except RecursionError:
         raise ApiError(400, "the body nests too deep", code="too_deep") from None
+
+
+def _without_nulls(raw: bytes) -> bytes:
+    """A body without its fields that are null: that means "not given", also where this server does not know them."""
+    body = msgspec.json.decode(raw)
+    given = {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+    return msgspec.json.encode(given)
 
 
 class Gate:

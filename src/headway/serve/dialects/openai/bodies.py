@@ -38,6 +38,13 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "thinking_token_budget": (),
     "structured_outputs": (),
+    "typical_p": (1,),
+    "tfs": (1,),
+    "top_a": (0,),
+    "mirostat": (0,),
+    "mirostat_mode": (0,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
 }
 
 
@@ -83,6 +90,22 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_options: Any = None
     prediction: Any = None
     parallel_tool_calls: Any = None
+    # Of Open WebUI and others that keep their own books.
+    id: Any = None
+    chat_id: Any = None
+    session_id: Any = None
+    conversation_id: Any = None
+    user_id: Any = None
+    trace_id: Any = None
+    features: Any = None
+    variables: Any = None
+    model_item: Any = None
+    background_tasks: Any = None
+    tool_ids: Any = None
+    tool_servers: Any = None
+    filter_ids: Any = None
+    extra_headers: Any = None
+    drop_params: Any = None
 
     response_format: Any = None
     tools: Any = None
@@ -97,6 +120,13 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     verbosity: Any = None
     thinking_token_budget: Any = None
     structured_outputs: Any = None
+    typical_p: Any = None
+    tfs: Any = None
+    top_a: Any = None
+    mirostat: Any = None
+    mirostat_mode: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
 
     @property
     def streams(self) -> bool:

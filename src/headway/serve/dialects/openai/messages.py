@@ -13,8 +13,8 @@ from headway.serve.errors import ApiError
 from headway.serve.text import ROLES
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One turn of a conversation. `refusal` and `annotations`, which clients send back unread, are ignored."""
+class Message(msgspec.Struct, kw_only=True):
+    """One turn of a conversation. Other fields are ignored: clients send back what they keep with a turn."""
 
     role: str
     content: str | list[Part] | None = None
@@ -25,8 +25,6 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tool_call_id: Any = None
     function_call: Any = None
     audio: Any = None
-    refusal: Any = None
-    annotations: Any = None
 
 
 class Part(msgspec.Struct, kw_only=True):
