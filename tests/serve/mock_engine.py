@@ -24,6 +24,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
     seconds: float = 0.0
     broken: str = ""
     hang_seconds: float = 600.0
+    max_wait: float | None = None
 
 
 def start(line: bytes) -> Loaded:
@@ -32,7 +33,12 @@ def start(line: bytes) -> Loaded:
         raise ModelFileError(options.broken)
     tray = EventTray()
     loop = engine(
-        tray.fold, blocks=options.blocks, max_rows=options.max_rows, context=options.context, seconds=options.seconds
+        tray.fold,
+        blocks=options.blocks,
+        max_rows=options.max_rows,
+        context=options.context,
+        seconds=options.seconds,
+        max_wait=options.max_wait,
     )
     scheduler = loop.scheduler
     ready = Ready("scripted", scheduler.limits.max_model_len, VOCAB, options.max_rows)

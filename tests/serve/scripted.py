@@ -151,6 +151,7 @@ def engine(
     max_rows: int = 32,
     context: int = CONTEXT,
     seconds: float = 0.0,
+    max_wait: float | None = None,
 ) -> EngineLoop:
     """The real loop and scheduler over a scripted executor."""
     limits = Capabilities(
@@ -162,7 +163,7 @@ def engine(
         max_model_len=context,
     )
     return EngineLoop(
-        Scheduler(limits, key=b"k" * 32, log=EventLog(*subscribers)),
+        Scheduler(limits, key=b"k" * 32, log=EventLog(*subscribers), max_wait=max_wait),
         ScriptedExecutor(limits, seconds),
         WallClock(time.perf_counter_ns),
         VOCAB,

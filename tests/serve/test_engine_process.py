@@ -119,3 +119,11 @@ def test_what_is_no_message_is_an_error(data: bytes, tmp_path: Path) -> None:
 def test_a_report_survives_the_border() -> None:
     ready = Ready("m", 10, 20, 3, notes=("a: 1",), status=Status(1, 2, 3, 4))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(ready), type=ipc.Report) == ready
+
+
+@pytest.mark.parametrize("deadline", [float("inf"), float("nan"), -1.0, 1e300])
+def test_a_deadline_that_is_none_is_refused(deadline: float) -> None:
+    loop = engine()
+    message = Submit(id="a", tokens=(1, 2), params=SamplingParams(), deadline=deadline)
+    refused = loop.submit(message)
+    assert refused is not None and refused.message.startswith("deadline: ") and loop.idle

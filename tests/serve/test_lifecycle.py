@@ -218,6 +218,34 @@ def test_a_full_queue_is_answered_503_with_a_time_to_come_back(start: Start) -> 
     assert server.post(TEXT, {"prompt": ["a", "b", "c"]}).status_code == 400, "more than the queue ever holds"
 
 
+def test_what_waits_too_long_is_told_so(start: Start) -> None:
+    server = start(engine={"seconds": 0.05, "max_rows": 1, "max_wait": 0.5})
+    held = Background(server, {"prompt": "count", "max_tokens": 60})
+    for stream in (False, True):
+        late = server.post(TEXT, {"prompt": "late", "stream": stream})
+        assert late.status_code == 503 and late.json()["error"]["code"] in ("queue_timeout", "queue_full")
+        assert int(late.headers["retry-after"]) >= 1
+    assert held.end().status_code == 200
+    server.wait_idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_may_have_a_deadline(start: Start, stream: bool) -> None:
+    server = start(engine={"seconds": 0.05})
+    body = {"prompt": "count", "max_tokens": 1000, "stream": stream}
+    begin = time.monotonic()
+    late = server.post(TEXT, body, headers={"x-request-timeout": "0.5"})
+    assert 0.4 < time.monotonic() - begin < 3
+    error = events(late)[-1]["error"] if stream else late.json()["error"]
+    assert error["code"] == "deadline_exceeded"
+    assert stream or late.status_code == 503
+    assert server.post(TEXT, {**body, "max_tokens": 2}, headers={"x-request-timeout": "30"}).status_code == 200
+    for wrong in ("0", "-1", "inf", "nan", "1e400", "soon", ""):
+        refused = server.post(TEXT, body, headers={"x-request-timeout": wrong})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "x-request-timeout"
+    server.wait_idle()
+
+
 def test_prompt_tokens_that_wait_are_bounded_too(start: Start) -> None:
     server = start(engine={"seconds": 0.05, "max_rows": 1}, max_queued_tokens=1000)
     held = [Background(server, {"prompt": "count" + "x" * 700, "max_tokens": 15}) for _ in range(2)]

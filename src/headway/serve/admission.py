@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 
 from headway.core.errors import BadInput
-from headway.core.events import Admitted, AnyEvent
+from headway.core.events import Admitted, AnyEvent, Finished
 from headway.engine.messages import Submit
 from headway.serve.errors import ApiError
 
-MAX_RETRY_AFTER = 120  # seconds; more than that SDKs do not wait
-_WINDOW = 64  # admissions the measured rate looks back over
+MAX_RETRY_AFTER = 3600  # seconds
+MEMORY = 30.0  # seconds of work over which the measured rate forgets
 
 
 class Backlog:
     """Requests that were sent to the engine and have not got their first blocks.
+
+    What is served is measured while there is work: requests and prompt tokens that ended, and how long that took.
 
     Args:
         max_requests, max_tokens: bounds on their number and on their prompt tokens.
@@ -31,7 +32,9 @@ class Backlog:
         self.tokens = 0
         self._waiting: dict[str, tuple[int, int]] = {}  # id -> requests (choices), prompt tokens
         self._requests = 0
-        self._admitted: deque[tuple[float, int, int]] = deque(maxlen=_WINDOW)  # seconds, requests, tokens
+        self._running: dict[str, int] = {}  # choice -> prompt tokens, of the first one of a request
+        self._now = 0.0
+        self._seconds = self._served_requests = self._served_tokens = 0.0  # of the last `MEMORY` seconds of work
 
     def __len__(self) -> int:
         return self._requests
@@ -41,32 +44,34 @@ class Backlog:
 
         Raises:
             BadInput: they would not fit into an empty queue either.
-            ApiError: 503 with the seconds after which there should be room.
+            ApiError: 503 with the seconds after which what waits now should be served.
         """
+        self._pass(now)
         requests = sum(submit.params.n for submit in submits)
         tokens = sum(len(submit.tokens) for submit in submits)
         if requests > self.max_requests:
             raise BadInput("n", f"{requests} generations in one request; the queue holds {self.max_requests}")
         if tokens > self.max_tokens:
             raise BadInput("prompt", f"{tokens} prompt tokens in one request; the queue holds {self.max_tokens}")
-        over_requests = self._requests + requests - self.max_requests
-        over_tokens = self.tokens + tokens - self.max_tokens
-        if over_requests > 0 or over_tokens > 0:
-            wait = self.seconds_until_less(over_requests, over_tokens, now)
+        if self._requests + requests > self.max_requests or self.tokens + tokens > self.max_tokens:
+            wait = self.retry_after()
             problem = f"{self._requests} requests with {self.tokens} prompt tokens are waiting; try again in {wait} s"
             raise ApiError(503, problem, code="queue_full", retry_after=wait)
 
-    def seconds_until_less(self, requests: int, tokens: int, now: float) -> int:
-        """Whole seconds until so much of the queue is gone, at the rate of the last admissions; at least 1."""
-        if not self._admitted:
-            return 1
-        span = max(now - self._admitted[0][0], 1e-3)
-        rate_requests = sum(entry[1] for entry in self._admitted) / span
-        rate_tokens = sum(entry[2] for entry in self._admitted) / span
-        wait = max(requests / rate_requests, tokens / rate_tokens, 1.0)
-        return min(math.ceil(wait), MAX_RETRY_AFTER)
+    def seconds_left(self) -> float:
+        """How long what waits now will take. Before anything was served, at least as many turns of what runs as fit."""
+        if self._served_requests < 0.5:
+            return self._seconds * self._requests / max(len(self._running), 1)
+        by_requests = self._requests * self._seconds / self._served_requests
+        by_tokens = self.tokens * self._seconds / self._served_tokens if self._served_tokens else 0.0
+        return max(by_requests, by_tokens)
 
-    def add(self, submit: Submit) -> None:
+    def retry_after(self) -> int:
+        """`seconds_left` in whole seconds; at least 1."""
+        return min(max(1, math.ceil(self.seconds_left())), MAX_RETRY_AFTER)
+
+    def add(self, submit: Submit, now: float) -> None:
+        self._pass(now)
         self._waiting[submit.id] = (submit.params.n, len(submit.tokens))
         self._requests += submit.params.n
         self.tokens += len(submit.tokens)
@@ -78,7 +83,21 @@ class Backlog:
         self.tokens -= tokens
 
     def fold(self, event: AnyEvent, now: float) -> None:
-        if isinstance(event, Admitted) and event.id in self._waiting:
-            requests, tokens = self._waiting[event.id]
-            self._admitted.append((now, requests, tokens))
+        if isinstance(event, Admitted):
+            self._pass(now)
+            self._running.setdefault(event.id, self._waiting.get(event.id, (0, 0))[1])
             self.gone(event.id)
+        elif isinstance(event, Finished) and event.id in self._running:
+            self._pass(now)
+            self._served_requests += 1
+            self._served_tokens += self._running.pop(event.id)
+
+    def _pass(self, now: float) -> None:
+        """Time goes by; it counts while there is work."""
+        elapsed = max(0.0, now - self._now)
+        self._now = now
+        if self._running or self._waiting:
+            keep = math.exp(-elapsed / MEMORY)
+            self._seconds = self._seconds * keep + elapsed
+            self._served_requests *= keep
+            self._served_tokens *= keep

@@ -8,6 +8,7 @@ Nothing here knows how any API spells it.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from headway.core.errors import BadInput, HeadwayError
+from headway.core.errors import BadInput
 from headway.core.request import Finish, SamplingParams
 from headway.core.step import TokenLogprobs
 from headway.engine.messages import Delta, Refusal, Submit
@@ -25,6 +26,9 @@ from headway.text.chat import Ending
 
 ENTRY_BYTES = 64  # of one log-probability in JSON, about
 MAX_ANSWER_BYTES = 64 << 20
+
+DEADLINE_HEADER = "x-request-timeout"
+DEADLINE = "deadline exceeded"  # as the scheduler says it
 
 log = logging.getLogger("headway.serve")
 
@@ -145,6 +149,7 @@ class Answer:
     Args:
         prompts: tokenised, one per prompt, with how many tokens each may generate.
         arrival: when the body had come, ps: queueing in this process and tokenising are part of the wait.
+        deadline: seconds after it at which the request ends; None = never.
 
     Attributes:
         created: Unix seconds.
@@ -156,7 +161,13 @@ class Answer:
     """
 
     def __init__(
-        self, query: Query, prompts: Sequence[tuple[Prompt, int]], model: str, tenant: str, arrival: int
+        self,
+        query: Query,
+        prompts: Sequence[tuple[Prompt, int]],
+        model: str,
+        tenant: str,
+        arrival: int,
+        deadline: float | None = None,
     ) -> None:
         self.query = query
         self.id = query.id_prefix + secrets.token_hex(12)
@@ -169,6 +180,7 @@ class Answer:
                 tokens=prompt.tokens,
                 params=replace(query.params, max_tokens=max(room, 1)),  # of 0 wanted one is made, and dropped
                 arrival=arrival,
+                deadline=deadline,
                 tenant=tenant,
             )
             for number, (prompt, room) in enumerate(prompts)
@@ -229,7 +241,7 @@ class Answer:
         gained = []
         for output in outputs:
             if isinstance(output, Refusal):
-                retry = 1 if output.status == 503 else None
+                retry = None if output.retry_after is None else math.ceil(output.retry_after)
                 raise ApiError(output.status, output.message, code=output.code, retry_after=retry)
             if output.finish is not None and output.finish.reason not in ("stop", "length"):
                 raise failure(output.finish)
@@ -248,9 +260,12 @@ class Answer:
         return gained
 
 
-def failure(finish: Finish) -> HeadwayError:
+def failure(finish: Finish) -> ApiError:
     """What a client is told about a request that ended neither by itself nor by its limit."""
     if finish.reason == "abort":
-        return ApiError(503, "the server ended the request before it was complete", code="aborted", retry_after=1)
+        why = "the server ended the request before it was complete" + (f": {finish.matched}" if finish.matched else "")
+        waited = "queue_timeout" if finish.matched else "aborted"
+        code = "deadline_exceeded" if finish.matched == DEADLINE else waited
+        return ApiError(503, why, code=code)
     log.error("a request failed: %s", finish.matched)
     return ApiError(500, f"the request failed: {finish.matched}", code="engine_error")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import secrets
 import time
@@ -18,10 +19,10 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import headway
-from headway.core.errors import HeadwayError
+from headway.core.errors import BadInput, HeadwayError, shown
 from headway.engine.ipc import Ready
 from headway.engine.machine import wall_clock
-from headway.serve.answer import Answer, Query
+from headway.serve.answer import DEADLINE_HEADER, Answer, Query
 from headway.serve.auth import Keys, check_host, header
 from headway.serve.cors import Cors
 from headway.serve.dialect import Endpoint
@@ -40,6 +41,7 @@ from headway.serve.text_pool import TextPool
 PROBES = ("/health", "/ready")  # need no key
 CLIENT_GONE = 499  # counted, never sent
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
+MAX_DEADLINE = 1e6  # seconds
 log = logging.getLogger("headway.serve")
 T = TypeVar("T")
 
@@ -113,11 +115,12 @@ class Api:
     async def _post(self, request: Request, endpoint: Endpoint, decoder: msgspec.json.Decoder[Any]) -> ASGIApp:
         reader = self.reader
         tenant = request.scope["headway.tenant"]
+        deadline = _deadline(request.headers.get(DEADLINE_HEADER))
 
         def work() -> Answer | bytes:
             value = endpoint.answer(_decoded(raw, decoder), self)
             if isinstance(value, Query):
-                return reader.answer(value, self.model, tenant, arrival)
+                return reader.answer(value, self.model, tenant, arrival, deadline)
             return json_bytes(value)
 
         async with self._budget.read(request) as raw:
@@ -185,6 +188,17 @@ class Api:
 
     def close(self) -> None:
         self._pool.close()
+
+
+def _deadline(given: str | None) -> float | None:
+    """Seconds of an x-request-timeout header."""
+    try:
+        seconds = None if given is None else float(given)
+    except ValueError:
+        seconds = math.nan
+    if seconds is not None and not 0 < seconds <= MAX_DEADLINE:
+        raise BadInput(DEADLINE_HEADER, f"{shown(given)} is not a number of seconds above 0 and up to {MAX_DEADLINE:g}")
+    return seconds
 
 
 def _decoded(raw: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:

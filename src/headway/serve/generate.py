@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from headway.core.errors import HeadwayError
 from headway.engine.messages import Delta
 from headway.serve.answer import ENTRY_BYTES, Answer, Choice
-from headway.serve.errors import from_headway
+from headway.serve.errors import ApiError, from_headway
 from headway.serve.link import EngineLink, Inbox
 from headway.serve.text_pool import TextPool
 
@@ -83,7 +83,12 @@ class Generation:
         if self._inbox.client_gone:
             raise ClientDisconnect
         self._answer.admitted = self._inbox.admitted
-        return self._answer.take(outputs)
+        try:
+            return self._answer.take(outputs)
+        except ApiError as error:
+            if error.code in ("queue_timeout", "deadline_exceeded"):
+                error.retry_after = self._link.backlog.retry_after()
+            raise
 
     async def _whole(self, send: Send) -> None:
         while self._inbox.pending or self._inbox.waiting:

@@ -172,7 +172,7 @@ class EngineLink:
         for submit in inbox.submits:
             self._channel.send(submit)
             self._inboxes[submit.id] = inbox
-            self.backlog.add(submit)
+            self.backlog.add(submit, now)
 
     def close(self, inbox: Inbox) -> None:
         """Stop listening; what is unfinished is cancelled. Idempotent."""
