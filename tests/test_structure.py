@@ -22,7 +22,7 @@ PURE = ("core", "cache", "scheduling")
 BANNED_IN_PURE = {"numpy", "torch", "time", "random", "datetime", "secrets"}
 COUNTING = {"shape", "roofline"}  # who computes cache bytes, weight bytes and FLOPs; all others ask them
 COUNTED = {  # fields of a shape that are of no use but to compute those
-    "dtype_bytes", "row_width", "layer_row_bytes", "reading_layers", "decode_flops", "prefill_flops", "expert_params",
+    "dtype_bytes", "layer_row_bytes", "reading_layers", "decode_flops", "prefill_flops", "expert_params",
     "n_routed",
 }  # fmt: skip
 SIZES = {  # counts and widths of a model: a product with one of them is bytes or FLOPs in the making

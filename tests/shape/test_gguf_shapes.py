@@ -11,7 +11,7 @@ from headway.core.errors import BadInput
 from headway.measure.probe import measure_knee, read_bandwidth, save_profile
 from headway.roofline.profile import Profile, device_of, load_profile
 from headway.shape.catalogue import find_model
-from headway.shape.gguf import role_of, shape_from_gguf
+from headway.shape.gguf import part_of, shape_from_gguf
 from headway.shape.model import kv_bytes_per_token
 
 
@@ -64,13 +64,13 @@ def test_windows_experts_and_latent_caches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "role"),
+    ("name", "part"),
     [("blk.0.ffn_gate_inp.weight", "router"), ("blk.0.ffn_up_shexp.weight", "shared"),
      ("blk.3.attn_q_norm.weight", "norm"),
      ("output_norm.weight", "norm"), ("blk.0.ffn_down.weight", "mlp"), ("blk.0.attn_kv_a_mqa.weight", "attention")],
 )  # fmt: skip
-def test_roles(name: str, role: str) -> None:
-    assert role_of(name) == role
+def test_parts(name: str, part: str) -> None:
+    assert part_of(name) == part
 
 
 BAD = {

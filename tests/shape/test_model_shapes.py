@@ -146,7 +146,7 @@ def test_windows_stop_growing_and_states_never_do() -> None:
     window, full = gemma.groups
     assert (len(window.layers), len(full.layers), window.window) == (52, 10, 1024)
     grown = kv_bytes(gemma, 9000) - kv_bytes(gemma, 8000)
-    assert grown == pytest.approx(1000 * len(full.layers) * full.row_width * 2)
+    assert grown == pytest.approx(1000 * len(full.layers) * full.layer_row_bytes())
     qwen = find_model("qwen3-next-80b-a3b")
     state = qwen.groups[0]
     assert state.kind == "state" and state.kept(1) == state.kept(100_000) == 1

@@ -26,7 +26,7 @@ from headway.roofline.profile import Fit, Rates
 from headway.roofline.step import StepTime
 from headway.shape.config import shape_from_config
 from headway.shape.formats import stored_bytes
-from headway.shape.model import ByRole, ModelShape
+from headway.shape.model import ByPart, ModelShape
 
 NARROW = DecoderConfig(
     layers=9, heads=12, kv_heads=4, head_dim=64, hidden_size=768, intermediate_size=2048, vocab_size=24576,
@@ -53,7 +53,7 @@ def synthetic(config: DecoderConfig, name: str, backend: Backend, format: str) -
         before = backend.weight_bytes
         prepared[role] = backend.prepare(Weight(role, sizes, stored, data))
         taken[spec.part] += backend.weight_bytes - before
-    shape = _shape(config, name).held(ByRole(**taken), backend.kv_dtype_bytes, format, format)
+    shape = _shape(config, name).held(ByPart(**taken), backend.kv_dtype_bytes, format, format)
     return Trial(backend, llama.build(config, prepared), shape, POINTS), shape
 
 

@@ -23,7 +23,7 @@ class Decoder:
     Attributes:
         config: its sizes and constants.
         weights: the tensors to prepare, by role; each is needed once.
-        parts: role of a weight -> the part it plays in a step, a field of `ByRole`.
+        parts: role of a weight -> the part it plays in a step, a field of `ByPart`.
         build: prepared weights by role -> the forward pass.
     """
 

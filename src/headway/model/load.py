@@ -15,7 +15,7 @@ from headway.model.config import DecoderConfig
 from headway.model.family import Decoder
 from headway.model.source import Progress, resolve
 from headway.ops.protocol import Backend, Forward
-from headway.shape.model import ByRole, ModelShape
+from headway.shape.model import ByPart, ModelShape
 from headway.text.source import TokenizerSource
 
 # Architecture, as checkpoints name it -> family.
@@ -116,7 +116,7 @@ class OpenModel:
             numbers[weight.format] += math.prod(weight.shape)
         shape = self.checkpoint.shape(info.name).with_vocab(decoder.config.vocab_size)
         held = shape.held(
-            ByRole(**taken),
+            ByPart(**taken),
             kv_bytes=backend.kv_dtype_bytes,
             format=max(numbers, key=numbers.__getitem__),
             head_format=decoder.weights["embed" if decoder.config.tied else "head"].format,

@@ -14,7 +14,7 @@ class TensorSpec:
 
     Attributes:
         hf, gguf: its name in a Hugging Face folder and in a GGUF.
-        part: which it plays in a step, a field of `ByRole`.
+        part: which it plays in a step, a field of `ByPart`.
         dims: its shape, (out, in) of a matrix, as names of `DecoderConfig`'s widths.
     """
 

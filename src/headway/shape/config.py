@@ -1,6 +1,6 @@
 """`ModelShape` from a Hugging Face `config.json`: no weights, no network.
 
-The config is turned into a tensor inventory (`tensors.py`), which gives parameters and stored bytes by role, and into
+The config is turned into a tensor inventory (`tensors.py`), which gives parameters and stored bytes by part, and into
 KV groups, one per kind of attention its layers use. GGUF headers are read by `from_gguf.py`.
 """
 
@@ -12,7 +12,7 @@ from headway.core.fields import Fields
 from headway.shape.families import Family, open_config
 from headway.shape.formats import FORMATS, known_format
 from headway.shape.gemma4 import gemma4_groups, gemma4_tensors
-from headway.shape.model import ByRole, KVGroup, ModelShape, MoE
+from headway.shape.model import ByPart, KVGroup, ModelShape, MoE
 from headway.shape.quantised import stored
 from headway.shape.tensors import Dims, Tensor, dims, expert_count, inventory
 
@@ -42,14 +42,14 @@ def shape_from_config(raw: Any, name: str = "") -> ModelShape:
         name=name or model_type, family=model_type, layers=size.layers, d_model=size.d, vocab=size.vocab,
         heads=size.heads, kv_heads=1 if latent else size.kv_heads,
         head_width=fields.size("qk_nope_head_dim") + fields.size("qk_rope_head_dim") if latent else size.head,
-        params=_by_role(tensors, lambda tensor: 1), stored=_by_role(tensors, quantisation.size),
+        params=_by_part(tensors, lambda tensor: 1), stored=_by_part(tensors, quantisation.size),
         groups=groups, tied=size.tied, moe=_moe(fields, tensors, sum(sparse)),
         context=fields.maybe("max_position_embeddings") or 0, weight_format=quantisation.format,
     )  # fmt: skip
 
 
 def tensors_of(raw: Any) -> list[Tensor]:
-    """The tensor inventory of a `config.json`: every name, shape and role."""
+    """The tensor inventory of a `config.json`: every name, shape and part."""
     _, family, fields = open_config(raw)
     return _tensors(family, fields, dims(family, fields))[0]
 
@@ -155,11 +155,11 @@ def _state_group(fields: Fields, layers: tuple[int, ...]) -> KVGroup:
     )  # fmt: skip
 
 
-def _by_role(tensors: list[Tensor], size: Any) -> ByRole:
+def _by_part(tensors: list[Tensor], size: Any) -> ByPart:
     sums: dict[str, float] = {}
     for tensor in tensors:
-        sums[tensor.role] = sums.get(tensor.role, 0) + tensor.numel * size(tensor)
-    return ByRole(**sums)
+        sums[tensor.part] = sums.get(tensor.part, 0) + tensor.numel * size(tensor)
+    return ByPart(**sums)
 
 
 def _moe(fields: Fields, tensors: list[Tensor], layers: int) -> MoE | None:
@@ -169,5 +169,5 @@ def _moe(fields: Fields, tensors: list[Tensor], layers: int) -> MoE | None:
     active = fields.size("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts")
     if active > experts:
         raise fields.fault("num_experts_per_tok", f"{active} of {experts} experts; accepted: 1 to {experts}")
-    total = sum(tensor.numel for tensor in tensors if tensor.role == "experts")
+    total = sum(tensor.numel for tensor in tensors if tensor.part == "experts")
     return MoE(layers=layers, experts=experts, active=active, expert_params=total // (layers * experts))

@@ -13,7 +13,7 @@ from typing import Any
 from headway.core.errors import BadInput
 from headway.core.fields import MAX_LAYERS, MAX_SIZE
 from headway.shape.formats import FORMATS
-from headway.shape.model import ByRole, KVGroup, ModelShape, MoE
+from headway.shape.model import ByPart, KVGroup, ModelShape, MoE
 
 NORMS = ("_norm", "output_norm", "rope_freqs", "sinks")
 WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}  # a full layer after every so many; other archs: all windows
@@ -64,7 +64,7 @@ def shape_from_gguf(
     )  # fmt: skip
 
 
-def role_of(name: str) -> str:
+def part_of(name: str) -> str:
     """What a tensor does, by its GGUF name."""
     if name.startswith("token_embd."):
         return "embed"
@@ -81,18 +81,18 @@ def role_of(name: str) -> str:
     return "mlp" if ".ffn_" in name else "attention"
 
 
-def _sums(tensors: Mapping[str, tuple[Sequence[int], str]]) -> tuple[ByRole, ByRole]:
+def _sums(tensors: Mapping[str, tuple[Sequence[int], str]]) -> tuple[ByPart, ByPart]:
     params: dict[str, float] = {}
     stored: dict[str, float] = {}
     for name, (shape, kind) in tensors.items():
         if kind not in FORMATS:
             raise BadInput(f"tensor {name}", f"stored as {kind}; accepted: {', '.join(sorted(FORMATS))}")
-        role, numel = role_of(name), prod(shape)
-        params[role] = params.get(role, 0) + numel
-        stored[role] = stored.get(role, 0) + numel * FORMATS[kind].width
+        part, numel = part_of(name), prod(shape)
+        params[part] = params.get(part, 0) + numel
+        stored[part] = stored.get(part, 0) + numel * FORMATS[kind].width
     if "embed" not in params:
         raise BadInput("token_embd.weight", "missing; a GGUF language model has it")
-    return ByRole(**params), ByRole(**stored)
+    return ByPart(**params), ByPart(**stored)
 
 
 def _commonest(tensors: Mapping[str, tuple[Sequence[int], str]]) -> str:
@@ -131,7 +131,7 @@ def _groups(
     return tuple(groups)
 
 
-def _moe(params: ByRole, tensors: Mapping[str, tuple[Sequence[int], str]], experts: int, number: Any) -> MoE:
+def _moe(params: ByPart, tensors: Mapping[str, tuple[Sequence[int], str]], experts: int, number: Any) -> MoE:
     sparse = sum(1 for name in tensors if name.endswith("ffn_down_exps.weight"))
     if not sparse:
         raise BadInput("expert_count", f"{experts} experts but no ffn_down_exps tensor")

@@ -43,11 +43,6 @@ class KVGroup(msgspec.Struct, frozen=True):
     prefill_flops: float = 0.0
 
     @property
-    def row_width(self) -> int:
-        """Numbers cached per token and layer."""
-        return self.heads * (self.key_width + self.value_width)
-
-    @property
     def reading_layers(self) -> int:
         """Layers that read this group's cache in a step."""
         return len(self.layers) + self.readers
@@ -70,8 +65,8 @@ class KVGroup(msgspec.Struct, frozen=True):
         return -(-self.heads // shards) * (self.key_width + self.value_width) * self.dtype_bytes
 
 
-class ByRole(msgspec.Struct, frozen=True):
-    """One number per role a weight can play in a step: parameters, or bytes.
+class ByPart(msgspec.Struct, frozen=True):
+    """One number per part a weight can play in a step: parameters, or bytes.
 
     embed (gathered, neither multiplied nor streamed), head (once per logit row), attention (projections, and the
     state-space or linear-attention mixers), mlp (dense), shared (shared experts), router, experts (all routed
@@ -90,7 +85,7 @@ class ByRole(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, role) for role in ROLES)
+        return sum(getattr(self, part) for part in PARTS)
 
     @property
     def body(self) -> float:
@@ -98,7 +93,7 @@ class ByRole(msgspec.Struct, frozen=True):
         return self.attention + self.mlp + self.shared + self.router + self.norm
 
 
-ROLES: tuple[str, ...] = ByRole.__struct_fields__
+PARTS: tuple[str, ...] = ByPart.__struct_fields__
 
 
 class MoE(msgspec.Struct, frozen=True):
@@ -118,8 +113,8 @@ class ModelShape(msgspec.Struct, frozen=True):
         family: `model_type` of its config.
         layers, d_model, vocab: L, d, V.
         heads, kv_heads, head_width: h, n_kv, d_k of its attention layers (n_kv = 1 for latent attention).
-        params: parameters by role. A tied head counts once, in `embed`.
-        stored: bytes of the weights by role, as the checkpoint stores them, scales included.
+        params: parameters by part. A tied head counts once, in `embed`.
+        stored: bytes of the weights by part, as the checkpoint stores them, scales included.
         groups: its KV groups.
         tied: the output head is the embedding.
         moe: routed experts, None if dense.
@@ -136,8 +131,8 @@ class ModelShape(msgspec.Struct, frozen=True):
     heads: int
     kv_heads: int
     head_width: int
-    params: ByRole
-    stored: ByRole
+    params: ByPart
+    stored: ByPart
     groups: tuple[KVGroup, ...]
     tied: bool = False
     moe: MoE | None = None
@@ -186,7 +181,7 @@ class ModelShape(msgspec.Struct, frozen=True):
         params = msgspec.structs.replace(self.params, embed=self.params.embed * share, head=self.params.head * share)
         return msgspec.structs.replace(self, vocab=rows, params=params)
 
-    def held(self, stored: ByRole, kv_bytes: float, format: str, head_format: str) -> ModelShape:
+    def held(self, stored: ByPart, kv_bytes: float, format: str, head_format: str) -> ModelShape:
         """The same model as a backend holds it: bytes of its weights and per cached number, and the formats that most
         matrices and the head came in."""
         shape = self.with_kv_bytes(kv_bytes)
@@ -236,7 +231,7 @@ def store_as(shape: ModelShape, precision: str) -> ModelShape:
     size = format.width
     wide = size if size >= 2 else 2.0
     counts = shape.params
-    stored = ByRole(
+    stored = ByPart(
         embed=counts.embed * wide, head=counts.head * wide, router=counts.router * wide, norm=counts.norm * wide,
         attention=counts.attention * size, mlp=counts.mlp * size, shared=counts.shared * size,
         experts=counts.experts * size, gathered=counts.gathered * wide,

@@ -15,7 +15,7 @@ from headway.core.errors import BadInput
 from headway.shape.formats import FORMATS, Format, grouped_width
 from headway.shape.tensors import Tensor
 
-NEVER = {"embed", "gathered", "head", "router", "norm"}  # roles these quantisers leave in 16 bits
+NEVER = {"embed", "gathered", "head", "router", "norm"}  # parts these quantisers leave in 16 bits
 
 
 class Stored(NamedTuple):
@@ -40,7 +40,7 @@ def stored(config: Mapping[str, Any], dtype: Format) -> Stored:
         packed = grouped_width(4, group)
 
     def size(tensor: Tensor) -> float:
-        if tensor.role in NEVER or len(tensor.shape) < 2 or "conv1d" in tensor.name or tensor.name.endswith("_bias"):
+        if tensor.part in NEVER or len(tensor.shape) < 2 or "conv1d" in tensor.name or tensor.name.endswith("_bias"):
             return wide
         module = tensor.name.removesuffix(".weight")
         return wide if any(_matches(pattern, module) for pattern in ignored) else packed

@@ -1,6 +1,6 @@
-"""The tensor inventory of a model, from its config alone: every name, shape and role, exact to the last norm.
+"""The tensor inventory of a model, from its config alone: every name, shape and part, exact to the last norm.
 
-Parameter counts, bytes per role and quantised layers all come from this list, so none of them can disagree.
+Parameter counts, bytes per part and quantised layers all come from this list, so none of them can disagree.
 Extra prediction layers (MTP) and encoders of multimodal models are not part of it: a plain decode does not read them.
 """
 
@@ -19,7 +19,7 @@ class Tensor(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    role: str
+    part: str
     copies: int = 1
 
     @property
@@ -78,10 +78,10 @@ def inventory(family: Family, fields: Fields, kinds: list[str], sparse: list[boo
             yield from _mlp(prefix + "mlp.", size.d, size.ffn, "mlp", family.fused_gate_up, bias)
 
 
-def _linear(name: str, rows: int, columns: int, role: str, bias: bool = False) -> Iterator[Tensor]:
-    yield Tensor(f"{name}.weight", (rows, columns), role)
+def _linear(name: str, rows: int, columns: int, part: str, bias: bool = False) -> Iterator[Tensor]:
+    yield Tensor(f"{name}.weight", (rows, columns), part)
     if bias:
-        yield Tensor(f"{name}.bias", (rows,), role)
+        yield Tensor(f"{name}.bias", (rows,), part)
 
 
 def _attention(family: Family, fields: Fields, size: Dims, at: str) -> Iterator[Tensor]:
@@ -152,13 +152,13 @@ def _linear_attention(family: Family, fields: Fields, size: Dims, at: str) -> It
     yield from _linear(at + "out_proj", size.d, values, "attention")
 
 
-def _mlp(at: str, d: int, ffn: int, role: str, fused: bool = False, bias: bool = False) -> Iterator[Tensor]:
+def _mlp(at: str, d: int, ffn: int, part: str, fused: bool = False, bias: bool = False) -> Iterator[Tensor]:
     if fused:
-        yield from _linear(at + "gate_up_proj", 2 * ffn, d, role, bias)
+        yield from _linear(at + "gate_up_proj", 2 * ffn, d, part, bias)
     else:
-        yield from _linear(at + "gate_proj", ffn, d, role, bias)
-        yield from _linear(at + "up_proj", ffn, d, role, bias)
-    yield from _linear(at + "down_proj", d, ffn, role, bias)
+        yield from _linear(at + "gate_proj", ffn, d, part, bias)
+        yield from _linear(at + "up_proj", ffn, d, part, bias)
+    yield from _linear(at + "down_proj", d, ffn, part, bias)
 
 
 def expert_count(fields: Fields) -> int:
