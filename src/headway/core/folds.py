@@ -15,6 +15,7 @@ from headway.core.events import (
     Queued,
     Refused,
     StepDone,
+    StepPlanned,
 )
 
 
@@ -35,6 +36,7 @@ class Totals:
         predicted_steps, predicted_seconds, prediction_error: steps the step-time model predicted, the time it predicted
             for them, and the sum of its absolute errors, s.
         executor_resets: steps in which the executor broke.
+        blocked: steps in which the first waiting request had to wait on, by reason.
     """
 
     def __init__(self) -> None:
@@ -58,6 +60,7 @@ class Totals:
         self.predicted_seconds = 0.0
         self.prediction_error = 0.0
         self.executor_resets = 0
+        self.blocked: Counter[str] = Counter()
         self._running: set[str] = set()
 
     @property
@@ -98,6 +101,8 @@ class Totals:
                 self.cancelled += 1
             case ExecutorReset():
                 self.executor_resets += 1
+            case StepPlanned() if event.blocked:
+                self.blocked[event.blocked] += 1
 
     def _step(self, event: StepDone) -> None:
         self.steps += event.steps

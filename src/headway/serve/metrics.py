@@ -257,9 +257,12 @@ class Metrics:
         reasons = {f'finished_reason="{reason}"': t.finished[reason] for reason in REASONS}
         refused = {f'reason="{_escape(reason)}"': count for reason, count in t.refused.items()}
         http = {f'route="{_escape(route)}",status="{status}"': count for (route, status), count in seen.http.items()}
+        blocked = {f'reason="{reason}"': count for reason, count in t.blocked.items()}
         counter, gauge, histogram = "counter", "gauge", "histogram"
         yield "requests_running", gauge, "Requests that hold cache blocks.", t.running
         yield "requests_waiting", gauge, "Requests that wait for blocks.", t.waiting
+        yield "waiting_steps_total", counter, "Steps that left the first waiting request waiting, by reason.", blocked
+        yield "predicted_wait_seconds", gauge, "How long a request that came now would wait.", status.wait
         yield "kv_cache_usage", gauge, "Share of cache blocks owned by requests.", use
         yield "kv_blocks", gauge, "Blocks of the KV cache.", status.blocks
         yield "kv_blocks_used", gauge, "Blocks owned by requests.", status.used

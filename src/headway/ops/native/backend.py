@@ -12,6 +12,7 @@ came in, or the number of threads.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from headway.sampling.operations import NumpyLogits
 from headway.sampling.table import Draws
 from headway.shape.formats import FORMATS
 from headway.shape.model import KVGroup
+
+logger = logging.getLogger(__name__)
 
 _TARGETS = {"stored": 0, "int8": 128, "int4": 32}  # and the default group
 _WIDE = ("embed", "head")  # parts that stay at 8 bits: errors here reach the logits
@@ -88,6 +91,8 @@ class NativeBackend(NumpyLogits):
             self._engine = self._module.Engine(threads, kernels or "", kv_dtype == "f32")
         except ValueError as error:
             raise BadInput("kernels", str(error)) from None
+        if self._engine.threads < threads:
+            logger.warning("Only %d of %d threads could be started; they compute.", self._engine.threads, threads)
         self.kv_dtype_bytes = FORMATS[kv_dtype].width
         self._weights, self._group = weights, group
         self._cache = None if pack_cache is None else PackCache(pack_cache, self._engine, f"{weights}, {group}")

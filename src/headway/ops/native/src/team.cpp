@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <stdexcept>
+#include <system_error>
+#include <utility>
 
 #if defined(__linux__)
 #include <sched.h>
@@ -53,9 +55,14 @@ int thread_id() {
 
 }  // namespace
 
-Team::Team(int threads) : threads_(threads), cores_(threads > 0 ? threads : 0), ids_(threads > 0 ? threads : 0) {
+Team::Team(int threads) : cores_(threads > 0 ? threads : 0), ids_(threads > 0 ? threads : 0) {
   if (threads < 1) throw std::invalid_argument("a team has at least one thread");
-  for (int worker = 1; worker < threads; ++worker) workers_.emplace_back([this, worker] { work(worker); });
+  workers_.reserve(threads - 1);
+  try {
+    for (int worker = 1; worker < threads; ++worker) workers_.emplace_back([this, worker] { work(worker); });
+  } catch (const std::system_error&) {  // no more threads, or no memory for their stacks
+  }
+  threads_ = 1 + (int)workers_.size();  // workers look at it in their first run only
 }
 
 Team::~Team() {
@@ -78,12 +85,29 @@ void Team::work(int worker) {
       seen = job_;
       body = body_;
     }
-    (*body)(worker);
-    barrier(worker);
+    attend(worker, *body);
   }
 }
 
+void Team::attend(int worker, const std::function<void(int)>& body) {
+  try {
+    body(worker);
+  } catch (...) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      failure_ = std::current_exception();
+    }
+    thrown_.fetch_add(1);
+    do barrier(worker);
+    while (!over_.load());
+    return;
+  }
+  done_.store(true);
+  barrier(worker);
+}
+
 void Team::run(const std::function<void(int)>& body) {
+  if (threads_ == 1) return body(0);
   counters_[0].value.store(threads_);
   if (const int core = current_core(); core != caller_core_) {
     caller_core_ = core;
@@ -93,12 +117,18 @@ void Team::run(const std::function<void(int)>& body) {
   }
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    done_.store(false);
+    thrown_.store(0);
+    failure_ = nullptr;
     body_ = &body;
     ++job_;
   }
   start_.notify_all();
-  body(0);
-  barrier(0);
+  attend(0, body);
+  if (thrown_.load() > 0) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
 }
 
 void Team::for_each(int n, const std::function<void(int)>& body) {
@@ -133,6 +163,7 @@ void Team::barrier(int worker) {
   const uint32_t generation = generation_.load();
   if (arrived_.fetch_add(1) == threads_ - 1) {
     arrived_.store(0);
+    over_.store(done_.load() || thrown_.load() == threads_);
     generation_.store(generation + 1);
     // A sleeper counts itself before it looks at the generation for the last time, so one of us sees the other.
     if (sleepers_.load() > 0) {

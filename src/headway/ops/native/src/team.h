@@ -20,6 +20,7 @@ namespace headway {
 
 class Team {
  public:
+  // As many threads as can be had, up to `threads`, the caller's included.
   explicit Team(int threads);
   ~Team();
   Team(const Team&) = delete;
@@ -27,8 +28,8 @@ class Team {
 
   int threads() const { return threads_; }
 
-  // Run body(worker) on every thread, the caller being worker 0; returns when all are done.
-  // The body of a worker must not throw.
+  // Run body(worker) on every thread, the caller being worker 0; returns when all are done. What a worker throws (memory
+  // may be short) is thrown here, once nobody works any more; results are worth nothing then.
   void run(const std::function<void(int)>& body);
 
   // Run body(i) for i in [0, n) on all threads, in no order. Outside of `run` only.
@@ -58,8 +59,9 @@ class Team {
   bool sharing_core(int worker) const;
 
   void work(int worker);
+  void attend(int worker, const std::function<void(int)>& body);
 
-  const int threads_;
+  int threads_ = 1;
   std::vector<std::thread> workers_;
   std::vector<Counter> cores_;  // where each worker was last seen
   std::vector<Counter> ids_;    // of the workers' threads; the caller has none
@@ -71,6 +73,11 @@ class Team {
   std::atomic<int> sleepers_{0};
   std::mutex mutex_;
   std::condition_variable wake_;
+
+  // A worker that threw keeps coming to the barriers that the others wait at, until one ends the run.
+  std::atomic<bool> done_{false}, over_{false};  // somebody has done its body; the last barrier ended the run
+  std::atomic<int> thrown_{0};                   // workers that threw
+  std::exception_ptr failure_;                   // the last of it, under the mutex
 
   const std::function<void(int)>* body_ = nullptr;
   uint64_t job_ = 0;
