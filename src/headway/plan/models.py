@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +118,15 @@ def _read_json(path: Path) -> Any:
 
 def _hub_config(model: str) -> Any:
     """config.json of a hub id: from the local hub cache, else downloaded once (public models only, no token)."""
+    from urllib.request import urlopen
+
     from huggingface_hub import constants, try_to_load_from_cache  # comes with tokenizers
 
     try:
         cached = try_to_load_from_cache(model, "config.json")
         if isinstance(cached, str):
             return _read_json(Path(cached))
-        with urllib.request.urlopen(f"{constants.ENDPOINT}/{model}/resolve/main/config.json", timeout=10) as reply:
+        with urlopen(f"{constants.ENDPOINT}/{model}/resolve/main/config.json", timeout=10) as reply:
             return json.loads(reply.read(LARGEST_CONFIG))
     except (OSError, ValueError) as error:  # URLError is an OSError, a bad id or bad JSON a ValueError
         raise BadInput(
