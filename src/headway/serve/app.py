@@ -30,7 +30,7 @@ from headway.serve.dialects import DIALECTS, dialect_of
 from headway.serve.encode import json_bytes
 from headway.serve.errors import ApiError, from_headway, from_msgspec
 from headway.serve.generate import Generation
-from headway.serve.limits import BodyBudget, check_headers, check_json
+from headway.serve.limits import BodyBudget, check_json
 from headway.serve.link import EngineLink
 from headway.serve.logs import log_access
 from headway.serve.metrics import CONTENT_TYPE, HttpDone, Metrics
@@ -133,10 +133,6 @@ class Api:
 
     @property
     def reader(self) -> PromptReader:
-        """
-        Raises:
-            ApiError: 503, requests are not accepted now.
-        """
         if self.phase is Phase.LOADING:
             raise ApiError(503, "the model is still being loaded", code="loading", retry_after=5)
         if self.phase is Phase.DRAINING:
@@ -146,10 +142,6 @@ class Api:
         return self._reader
 
     def check_model(self, model: str | None) -> None:
-        """
-        Raises:
-            ApiError: 404, a model this server does not have.
-        """
         if model is not None and model != self.model:
             raise ApiError(404, f"model: this server has {self.model!r} only", param="model", code="model_not_found")
 
@@ -281,7 +273,6 @@ class Gate:
         self, scope: Scope, receive: Receive, reply: Callable[[Message], Awaitable[None]], trusted_origin: bool
     ) -> None:
         headers = scope["headers"]
-        check_headers(headers)
         check_host(headers, open_to_all=not self._keys, trusted_origin=trusted_origin)
         scope["headway.tenant"] = "" if scope["path"] in PROBES else self._keys.tenant(headers)
         scope["app"] = self  # makes Starlette's router raise HTTPException instead of answering in plain text

@@ -7,7 +7,7 @@ beside the others and a name in that list.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -81,3 +81,25 @@ class Dialect:
     prefix: str
     endpoints: tuple[Endpoint, ...]
     error: Callable[[ApiError], Any]
+
+
+def known_fields(*names: str) -> type[msgspec.Struct]:
+    """A base of body structs: fields that are known and of which nothing is honoured, of any type, null by default."""
+    fields = [(name, Any, None) for name in names]
+    return msgspec.defstruct("KnownFields", fields, kw_only=True, forbid_unknown_fields=True)
+
+
+def refuse(body: msgspec.Struct, neutral: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
+    """
+    Args:
+        neutral: of fields that would change the answer, the values that ask for nothing.
+        where: stands before the name of a field.
+
+    Raises:
+        ApiError: a field asks for something this server cannot do.
+    """
+    for field, values in neutral.items():
+        value = getattr(body, field, None)
+        if value is not None and value not in values:
+            name = where + field
+            raise ApiError(400, f"{name}: not supported by this server; leave it out", param=name, code="unsupported")

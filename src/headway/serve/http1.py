@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 MAX_HEAD_BYTES = 32 << 10  # request line and headers
+MAX_HEADERS = 64
 MAX_TRAILER_BYTES = 8 << 10
 MAX_CHUNK_LINE = 256  # a chunk's size and extensions
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]{0,19}) (/[\x21-\x7e]*|\*) HTTP/1\.([01])")
@@ -112,6 +113,8 @@ class RequestParser:
         request = _REQUEST_LINE.fullmatch(line)
         if request is None:
             raise BadRequest("the request line is not METHOD /path HTTP/1.1")
+        if len(lines) > MAX_HEADERS:
+            raise BadRequest(f"{len(lines)} headers; at most {MAX_HEADERS} are accepted", 431)
         headers = [_header(line) for line in lines]
         self._method, url, self._version = request[1], request[2], "1." + request[3].decode()
         if self._method == b"CONNECT":

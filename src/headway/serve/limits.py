@@ -1,8 +1,8 @@
 """Caps on what a client may send, applied before anything of that size is built in memory.
 
-connection: count, bytes of a head, time to send it, time to take an answer   (`protocol`, `http1`)
-request:    header count and bytes, body bytes, time to send it              (`BodyBudget`)
-JSON:       nesting, number of elements, digits of a number                  (`check_json`)
+connection: count, headers and their bytes, time to send them, time to take an answer   (`protocol`, `http1`)
+request:    body bytes, time to send it                                                (`BodyBudget`)
+JSON:       nesting, number of elements, digits of a number                            (`check_json`)
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from headway.serve.auth import Headers, header
 from headway.serve.errors import ApiError
 
 MAX_CONNECTIONS = 4096
-MAX_HEADERS = 64
-MAX_HEADER_BYTES = 32 << 10
 BODY_SECONDS = 120.0
 GRACE_SECONDS = 10.0  # without a byte of a body
 SLOWEST = 64 << 10  # bytes a second, after that
@@ -43,17 +41,6 @@ def raise_file_limit() -> None:
     wanted = 2 * MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, 2 * MAX_CONNECTIONS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def check_headers(headers: Headers) -> None:
-    """
-    Raises:
-        ApiError: 431, too many or too large headers.
-    """
-    size = sum(len(name) + len(value) + 4 for name, value in headers)
-    if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
-        most = f"at most {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes"
-        raise ApiError(431, f"{len(headers)} headers with {size} bytes are too much; {most} are accepted")
 
 
 class BodyBudget:

@@ -6,19 +6,19 @@ option that is not given has this server's default, not Ollama's.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headway.core.errors import BadInput
 from headway.core.request import SamplingParams
 from headway.serve import answer
-from headway.serve.errors import ApiError
+from headway.serve.dialect import known_fields, refuse
 from headway.serve.text import ROLES
 
 MAX_TOP_LOGPROBS = 20
 
-# Known, would change the answer, not built: refused unless null or one of these values that ask for nothing.
+# Would change the answer, and are not built: refused unless null or one of these values that ask for nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "format": ("",),
     "think": (False,),
@@ -30,18 +30,31 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "width": (0,),
     "height": (0,),
     "steps": (0,),
-    "tool_calls": ([],),
+}
+REFUSED_OPTIONS: dict[str, tuple[Any, ...]] = {
     "typical_p": (1,),
     "tfs_z": (1,),
     "mirostat": (0,),
     "repeat_last_n": (-1,),  # the penalty sees the whole context, always
     "embedding_only": (False,),
 }
+REFUSED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {"images": ([],), "tool_calls": ([],)}
+# About what is off above, and about loading and speed, which this server decides when it starts.
+IGNORED_OPTIONS = (
+    "mirostat_tau", "mirostat_eta", "penalize_newline", "num_keep", "numa", "num_batch", "num_gpu", "main_gpu",
+    "num_thread", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock",
+)  # fmt: skip
+if TYPE_CHECKING:
+    _Known = msgspec.Struct
+    _KnownOptions = msgspec.Struct
+else:
+    _Known = known_fields("keep_alive", *REFUSED)
+    _KnownOptions = known_fields(*IGNORED_OPTIONS, *REFUSED_OPTIONS)
 HONOURED = ("temperature", "top_k", "top_p", "min_p", "seed", "repeat_penalty", "presence_penalty", "frequency_penalty")
 
 
-class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`options`. The third block is about loading and speed, which this server decides when it starts."""
+class Options(_KnownOptions, forbid_unknown_fields=True, kw_only=True):
+    """`options`."""
 
     num_predict: int | None = None
     num_ctx: int | None = None
@@ -55,30 +68,8 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
-    typical_p: Any = None
-    tfs_z: Any = None
-    mirostat: Any = None
-    repeat_last_n: Any = None
-    embedding_only: Any = None
 
-    mirostat_tau: Any = None
-    mirostat_eta: Any = None
-    penalize_newline: Any = None
-    num_keep: Any = None
-    numa: Any = None
-    num_batch: Any = None
-    num_gpu: Any = None
-    main_gpu: Any = None
-    num_thread: Any = None
-    low_vram: Any = None
-    f16_kv: Any = None
-    logits_all: Any = None
-    vocab_only: Any = None
-    use_mmap: Any = None
-    use_mlock: Any = None
-
-
-class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Body(_Known, forbid_unknown_fields=True, kw_only=True):
     """What both generating routes accept. `keep_alive` is ignored: the model is always loaded."""
 
     model: str
@@ -86,9 +77,6 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     options: Options | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    keep_alive: Any = None
-    format: Any = None
-    think: Any = None
 
     @property
     def streams(self) -> bool:
@@ -119,7 +107,6 @@ class OllamaChatRequest(_Body, forbid_unknown_fields=True, kw_only=True):
     """POST /api/chat."""
 
     messages: list[OllamaMessage] | None = None
-    tools: Any = None
 
     def conversation(self) -> list[answer.Message]:
         return [_turn(message, f"messages[{index}]") for index, message in enumerate(self.messages or ())]
@@ -131,13 +118,6 @@ class OllamaGenerateRequest(_Body, forbid_unknown_fields=True, kw_only=True):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
-    images: Any = None
-    suffix: Any = None
-    template: Any = None
-    context: Any = None
-    width: Any = None
-    height: Any = None
-    steps: Any = None
 
     def conversation(self) -> list[answer.Message]:
         system = [answer.Message("system", self.system)] if self.system else []
@@ -148,20 +128,8 @@ def _turn(message: OllamaMessage, where: str) -> answer.Message:
     if message.role not in ROLES:
         problem = "tools are not supported by this server" if message.role == "tool" else "unknown role"
         raise BadInput(f"{where}.role", f"{problem}; use one of {', '.join(ROLES)}")
-    refuse(message, f"{where}.")
+    refuse(message, REFUSED_IN_MESSAGES, f"{where}.")
     return answer.Message(message.role, message.content or "", reasoning=message.thinking)
-
-
-def refuse(body: msgspec.Struct, where: str = "") -> None:
-    """
-    Raises:
-        ApiError: a field asks for something this server cannot do.
-    """
-    for field, neutral in REFUSED.items():
-        value = getattr(body, field, None)
-        if value is not None and value not in neutral:
-            name = where + field
-            raise ApiError(400, f"{name}: not supported by this server; leave it out", param=name, code="unsupported")
 
 
 def max_tokens(options: Options) -> int | None:

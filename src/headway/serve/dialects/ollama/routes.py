@@ -7,13 +7,14 @@ from typing import Any
 
 import headway
 from headway.serve.answer import Query
-from headway.serve.dialect import Endpoint, Host
+from headway.serve.dialect import Endpoint, Host, refuse
 from headway.serve.dialects.ollama.bodies import (
+    REFUSED,
+    REFUSED_OPTIONS,
     OllamaChatRequest,
     OllamaGenerateRequest,
     Options,
     max_tokens,
-    refuse,
     sampling_params,
 )
 from headway.serve.dialects.ollama.format import LineFormat, timestamp
@@ -39,8 +40,8 @@ def generate(body: OllamaGenerateRequest, host: Host) -> Query | dict[str, Any]:
 
 def _common(body: OllamaChatRequest | OllamaGenerateRequest, host: Host, chat: bool) -> dict[str, Any]:
     options = body.options or Options()
-    refuse(body)
-    refuse(options, "options.")
+    refuse(body, REFUSED)
+    refuse(options, REFUSED_OPTIONS, "options.")
     host.check_model(body.model.removesuffix(":latest"))
     return {
         "params": sampling_params(options, body.alternatives, host.reader.default_params),

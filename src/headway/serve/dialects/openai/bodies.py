@@ -6,12 +6,13 @@ refused. `null` means "not given" everywhere.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headway.core.errors import BadInput
 from headway.core.request import SamplingParams
+from headway.serve.dialect import known_fields, refuse
 from headway.serve.dialects.openai.messages import Message
 from headway.serve.errors import ApiError
 from headway.text.chat import Ending
@@ -48,6 +49,20 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 
 
+# Accepted and without effect, because clients or gateways send them and they do not change the answer's text: who asks,
+# how OpenAI would bill, cache or store it, hints for speed, and what Open WebUI and others need for their own books.
+IGNORED = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "prompt_cache_options", "prediction", "parallel_tool_calls",
+    "id", "chat_id", "session_id", "conversation_id", "user_id", "trace_id", "features", "variables", "model_item",
+    "background_tasks", "tool_ids", "tool_servers", "filter_ids", "extra_headers", "drop_params",
+)  # fmt: skip
+if TYPE_CHECKING:
+    _Known = msgspec.Struct
+else:
+    _Known = known_fields(*IGNORED, *(name for name in REFUSED if name != "suffix"))
+
+
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """`include_obfuscation` is ignored: it pads OpenAI's chunks and changes nothing else."""
 
@@ -55,7 +70,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Sampling(_Known, forbid_unknown_fields=True, kw_only=True):
     """What both generating routes accept. The second block extends OpenAI's API, under vLLM's names."""
 
     model: str | None = None
@@ -78,56 +93,6 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
 
-    # Accepted and without effect, because official clients or gateways send them and they do not change the answer's
-    # text: who asks, how OpenAI would bill, cache or store it, and hints for speed.
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    prompt_cache_options: Any = None
-    prediction: Any = None
-    parallel_tool_calls: Any = None
-    # Of Open WebUI and others that keep their own books.
-    id: Any = None
-    chat_id: Any = None
-    session_id: Any = None
-    conversation_id: Any = None
-    user_id: Any = None
-    trace_id: Any = None
-    features: Any = None
-    variables: Any = None
-    model_item: Any = None
-    background_tasks: Any = None
-    tool_ids: Any = None
-    tool_servers: Any = None
-    filter_ids: Any = None
-    extra_headers: Any = None
-    drop_params: Any = None
-
-    response_format: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    audio: Any = None
-    modalities: Any = None
-    web_search_options: Any = None
-    moderation: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    thinking_token_budget: Any = None
-    structured_outputs: Any = None
-    typical_p: Any = None
-    tfs: Any = None
-    top_a: Any = None
-    mirostat: Any = None
-    mirostat_mode: Any = None
-    use_beam_search: Any = None
-    length_penalty: Any = None
-
     @property
     def streams(self) -> bool:
         return bool(self.stream)
@@ -149,12 +114,7 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Raises:
             ApiError: a field asks for something this server cannot do, or two fields contradict each other.
         """
-        for field, neutral in REFUSED.items():
-            value = getattr(self, field, None)
-            if value is not None and value not in neutral:
-                raise ApiError(
-                    400, f"{field}: not supported by this server; leave it out", param=field, code="unsupported"
-                )
+        refuse(self, REFUSED)
         if self.stream_options is not None and not self.streams:
             raise ApiError(
                 400, "stream_options: only allowed with stream=true", param="stream_options", code="invalid_value"
