@@ -168,6 +168,7 @@ def test_latent_attention_is_also_tried_data_parallel() -> None:
     assert {row.attention_dp for row in answer.deployments} == {1, 8}
     flags = next(row.flags for row in answer.deployments if row.attention_dp == 8)
     assert "--enable-dp-attention" in flags["sglang"] and "--data-parallel-size 8" in flags["vllm"]
+    assert "--enable-expert-parallel" in flags["vllm"]
 
 
 def test_a_loaded_replica_obeys_little_and_slows_with_load() -> None:

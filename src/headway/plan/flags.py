@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from math import ceil
 
 from headway.plan.answers import Deployment
@@ -16,9 +17,9 @@ KV_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer"}
 def engine_flags(model: str, shape: ModelShape, row: Deployment, kv: str | None) -> dict[str, str]:
     """By engine, the lines that run one replica of each kind that `row` has. A split deployment has one for prefill,
     one for decode and a proxy before them; hosts are called prefill-1, decode-1 and so on."""
-    name = hub_id(shape.name) or model
-    vllm = _vllm(name, row, row.precision != shape.weight_format, kv)
-    sglang = _sglang(name, row, row.precision != shape.weight_format, kv)
+    name = shlex.quote(hub_id(shape.name) or model)
+    vllm = _vllm(name, shape, row, kv)
+    sglang = _sglang(name, shape, row, kv)
     if row.prefill_replicas:
         return {"vllm": _split_vllm(vllm, row), "sglang": _split_sglang(sglang, row)}
     if row.hardware_kind != "cpu":  # `headway serve` computes on the CPU alone
@@ -30,20 +31,21 @@ def engine_flags(model: str, shape: ModelShape, row: Deployment, kv: str | None)
     return {"headway": headway, "vllm": vllm, "sglang": sglang}
 
 
-def _vllm(name: str, row: Deployment, requantised: bool, kv: str | None) -> str:
+def _vllm(name: str, shape: ModelShape, row: Deployment, kv: str | None) -> str:
     """vLLM counts sequences and tensor-parallel GPUs per data-parallel rank."""
     ranks = row.attention_dp
     return " ".join([
         f"vllm serve {name}", f"--tensor-parallel-size {row.gpus // ranks}",
-        *([f"--data-parallel-size {ranks}", "--enable-expert-parallel"] if ranks > 1 else []),
+        *([f"--data-parallel-size {ranks}"] if ranks > 1 else []),
+        *(["--enable-expert-parallel"] if ranks > 1 and shape.is_moe else []),
         f"--max-num-seqs {ceil(row.peak_batch / ranks)}",
         f"--max-num-batched-tokens {max(row.chunk, row.peak_batch)}", f"--max-model-len {row.max_model_len}",
         f"--gpu-memory-utilization {UTILISATION}", "--enable-prefix-caching",
-        *(["--kv-cache-dtype fp8"] if kv == "fp8" else []), *_requantised(row.precision, requantised),
+        *(["--kv-cache-dtype fp8"] if kv == "fp8" else []), *_requantised(shape, row.precision),
     ])  # fmt: skip
 
 
-def _sglang(name: str, row: Deployment, requantised: bool, kv: str | None) -> str:
+def _sglang(name: str, shape: ModelShape, row: Deployment, kv: str | None) -> str:
     """SGLang counts sequences and GPUs of the whole replica."""
     ranks = row.attention_dp
     return " ".join([
@@ -51,13 +53,13 @@ def _sglang(name: str, row: Deployment, requantised: bool, kv: str | None) -> st
         *(["--enable-dp-attention", f"--dp {ranks}"] if ranks > 1 else []),
         f"--max-running-requests {row.peak_batch}", f"--chunked-prefill-size {row.chunk}",
         f"--context-length {row.max_model_len}", "--mem-fraction-static 0.88",
-        *(["--kv-cache-dtype fp8_e4m3"] if kv == "fp8" else []), *_requantised(row.precision, requantised),
+        *(["--kv-cache-dtype fp8_e4m3"] if kv == "fp8" else []), *_requantised(shape, row.precision),
     ])  # fmt: skip
 
 
-def _requantised(precision: str, requantised: bool) -> list[str]:
+def _requantised(shape: ModelShape, precision: str) -> list[str]:
     """Engines make 8-bit floats out of 16 bits at load; other formats need a checkpoint of their own."""
-    if not requantised:
+    if precision == shape.weight_format:
         return []
     return ["--quantization fp8"] if precision == "fp8" else [f"  # needs a checkpoint quantised to {precision}"]
 
