@@ -54,6 +54,8 @@ def change(path: Path, **fields: Any) -> None:
         ({"num_key_value_heads": 3}, "4 is not a multiple of 3"),
         ({"head_dim": 15}, "15 is odd"),
         ({"rms_norm_eps": 0}, "rms_norm_eps: 0 is not a positive number"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps: 1000"),
+        ({"rope_theta": 10**400, "rope_parameters": ...}, "rope_theta: 1000"),
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported"),
         ({"mlp_bias": True}, "mlp_bias: True is not supported"),
         ({"num_local_experts": 8}, "num_local_experts: 8 is not supported"),

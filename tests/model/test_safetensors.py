@@ -136,7 +136,7 @@ def test_shards_are_read_as_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weight_map", "files", "fault"),
     [
-        ({"a": "1", "b": "2"}, {"1": ["a"]}, "2: cannot be read"),
+        ({"a": "1", "b": "2"}, {"1": ["a"]}, "weight_map names '2', which is missing"),
         ({"a": "1", "b": "1"}, {"1": ["a"]}, "'b': the index names it"),
         ({"a": "1"}, {"1": ["a", "b"]}, "'b': the index does not place it"),
         ({"a": "1", "b": "2"}, {"1": ["a", "b"], "2": ["b"]}, "'b': the index does not place it"),

@@ -129,14 +129,16 @@ def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").touch()
     assert resolve(tmp_path / "m.gguf") == tmp_path / "m.gguf"
     assert resolve(str(tmp_path)) == tmp_path
-    with pytest.raises(BadInput, match="no file, folder"):
+    with pytest.raises(BadInput, match="there is no such file or folder"):
         resolve(tmp_path / "missing.gguf")
 
 
 def test_a_hub_id_is_looked_up_in_the_local_cache_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    with pytest.raises(BadInput, match="'org/name' is not in the Hugging Face cache"):
+    with pytest.raises(
+        BadInput, match="'org/name': there is no such file or folder, and no such model in the Hugging Face cache"
+    ):
         resolve("org/name")
     model = tmp_path / "hub" / "models--org--name"
     (model / "snapshots" / "abc").mkdir(parents=True)

@@ -208,3 +208,22 @@ def test_in_a_message_special_tokens_are_text_and_other_added_ones_are_not(tmp_p
     ids = tokenizer.encode_around("*<|im_end|>", {"*": "<think>a<|im_end|>"})
     assert (ids.count(think), ids.count(end)) == (1, 1)
     assert tokenizer.decode(ids, skip_special=False) == "<think>a<|im_end|><|im_end|>"
+
+
+@pytest.mark.parametrize("id", [-1, 2**40, 1.0, True, "x"])
+def test_a_damaged_token_id_of_a_header_is_one_sentence(byte_level: tokenizers.Tokenizer, id: object) -> None:
+    metadata = gguf_metadata(byte_level, "gpt-2") | {"tokenizer.ggml.padding_token_id": id}
+    with pytest.raises(ModelFileError, match=r"tokenizer\.ggml\.padding_token_id: .* is not a token id"):
+        Tokenizer(gguf_source(metadata)).template_tokens()
+
+
+@pytest.mark.parametrize("entry", [{}, {"content": 3}, [], 7, ["<pad>"]])
+def test_a_damaged_token_of_a_folder_is_one_sentence(tmp_path: Path, entry: object) -> None:
+    with pytest.raises(ModelFileError, match=r"pad_token: .* is neither a text nor an object with its content"):
+        Tokenizer(hf_source(train_byte_level(), tmp_path, metadata={"pad_token": entry}))
+
+
+def test_long_values_are_quoted_in_short(byte_level: tokenizers.Tokenizer) -> None:
+    with pytest.raises(ModelFileError) as error:
+        Tokenizer(gguf_source(gguf_metadata(byte_level, "x" * 10_000)))
+    assert len(str(error.value)) < 500

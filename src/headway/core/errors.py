@@ -13,7 +13,10 @@ MAX_SHOWN = 80  # characters of a value quoted in an error
 
 def shown(value: object) -> str:
     """A value from a file, quoted for an error message: printable and short."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return "a number of thousands of digits"
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 4] + "...'"
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from headway.core.errors import HeadwayError, shown
 
 MAX_SIZE = (1 << 32) - 1  # no dimension of a model is near it; products of four stay exact in Python
+MAX_CONTEXT = 1 << 24  # positions; the longest that any model states are 10 million
 MAX_LAYERS = 4096  # far more than any model has; readers make a list of them
 
 
@@ -50,7 +51,8 @@ class Fields:
     def number(self, name: str, default: float | None = None) -> float:
         """A positive finite number."""
         value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not 0 < value <= sys.float_info.max:
             raise self.fault(name, f"{shown(value)} is not a positive number")
         return float(value)
 

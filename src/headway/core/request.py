@@ -87,7 +87,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _list("logit_bias", self.logit_bias, "(token id, bias) pairs")
         for pair in self.logit_bias:
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-                raise BadInput("logit_bias", f"{pair!r} is not a (token id, bias) pair")
+                raise BadInput("logit_bias", f"{shown(pair)} is not a (token id, bias) pair")
             _integer("logit_bias", pair[0], 0, None)
             _number("logit_bias", pair[1], -100.0, 100.0)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
@@ -99,7 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 _integer(name, value, 0, MAX_LOGPROBS)
         _integer("n", self.n, 1, MAX_CHOICES)
         if not isinstance(self.ignore_eos, bool):
-            raise BadInput("ignore_eos", f"{self.ignore_eos!r} is neither True nor False")
+            raise BadInput("ignore_eos", f"{shown(self.ignore_eos)} is neither True nor False")
         for name in ("grammar", "thinking_budget"):
             if getattr(self, name) is not None:
                 raise BadInput(name, "not supported by this version; leave it out")
@@ -130,12 +130,12 @@ def _number(field: str, value: float, low: float, high: float, open_low: bool = 
     accepted = f"a number {'above' if open_low else 'from'} {low:g} {'up ' if open_low else ''}to {high:g}"
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not low <= value <= high or (open_low and value == low):
-        raise BadInput(field, f"{value!r} is not {accepted}")
+        raise BadInput(field, f"{shown(value)} is not {accepted}")
 
 
 def _list(field: str, value: Sequence[object], holds: str) -> None:
     if not isinstance(value, (list, tuple)):
-        raise BadInput(field, f"{value!r} is not a list of {holds}")
+        raise BadInput(field, f"{shown(value)} is not a list of {holds}")
 
 
 def _stops(stops: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 
-from headway.core.errors import BadInput
+from headway.core.errors import BadInput, shown
 from headway.ops.weight import GROUPS
 from headway.scheduling.policies import POLICIES
 
@@ -66,7 +66,7 @@ class Option:
         fits = isinstance(value, (int, float) if self.kind is float else self.kind)
         fits = fits and (self.kind is bool or not isinstance(value, bool))
         if not fits or not self._holds(value):
-            raise BadInput(self.flag, f"{value!r} is not {self.accepted}")
+            raise BadInput(self.flag, f"{shown(value)} is not {self.accepted}")
 
     def _holds(self, value: Any) -> bool:
         if self.choices:

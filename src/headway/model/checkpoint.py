@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from headway.core.errors import ModelFileError, shown
 from headway.core.fields import Fields
 from headway.model.gguf import read_gguf
-from headway.model.reading import MAX_JSON_BYTES, read_json
+from headway.model.reading import MAX_JSON_BYTES, open_file, read_json
 from headway.model.safetensors import read_folder
 from headway.ops.weight import Weight
 from headway.shape.config import shape_from_config
@@ -114,6 +115,8 @@ def _gguf_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> TokenizerSource:
 
 def _hf_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> TokenizerSource:
     folder = checkpoint.path
+    if os.path.lexists(folder / "tokenizer.json"):
+        open_file(folder / "tokenizer.json").close()  # what is there instead of it is said here
     tokenizer, generation = (_optional(folder / f"{name}_config.json") for name in ("tokenizer", "generation"))
     return TokenizerSource(
         kind="hf",
@@ -151,23 +154,25 @@ def sampling_defaults(checkpoint: Checkpoint) -> Fields:
 def _hf_template(folder: Path, tokenizer: Fields) -> str | None:
     """chat_template.jinja if there is one, else the (default) template of tokenizer_config.json."""
     path = folder / "chat_template.jinja"
-    if path.exists():
+    if os.path.lexists(path):
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 return file.read(MAX_JSON_BYTES).decode()
         except (OSError, UnicodeDecodeError) as error:
             raise ModelFileError(f"{path}: cannot be read: {error}") from None
     template: Any = tokenizer.values.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        texts = [
+            entry.get("template") for entry in template if isinstance(entry, dict) and entry.get("name") == "default"
+        ]
+        template = texts[-1] if texts else None
     if template is not None and not isinstance(template, str):
         raise tokenizer.fault("chat_template", f"{shown(template)} is not a string")
     return template
 
 
 def _optional(path: Path) -> Fields:
-    return Fields(read_json(path) if path.exists() else {}, str(path), ModelFileError.of)
+    return Fields(read_json(path) if os.path.lexists(path) else {}, str(path), ModelFileError.of)
 
 
 def _listed(noun: str, names: list[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headway.core.errors import shown
-from headway.core.fields import Fields
+from headway.core.fields import MAX_CONTEXT, Fields
 from headway.model.checkpoint import Checkpoint
 from headway.model.rope import RopeConfig, rope_from_gguf, rope_from_hf
 from headway.ops.weight import Weight
@@ -116,7 +116,7 @@ def _from_hf(fields: Fields) -> DecoderConfig:
         hidden_size=hidden_size,
         intermediate_size=fields.size("intermediate_size"),
         vocab_size=fields.size("vocab_size"),
-        context_length=fields.size("max_position_embeddings", default=2048),
+        context_length=fields.size("max_position_embeddings", default=2048, most=MAX_CONTEXT),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope=rope_from_hf(fields),
         tied=fields.flag("tie_word_embeddings", False),
@@ -145,7 +145,7 @@ def _from_gguf(fields: Fields, architecture: str, tensors: Mapping[str, Weight],
         hidden_size=hidden_size,
         intermediate_size=named.size("feed_forward_length"),
         vocab_size=named.size("vocab_size", default=table.shape[0] if table is not None else None),
-        context_length=named.size("context_length"),
+        context_length=named.size("context_length", most=MAX_CONTEXT),
         norm_eps=named.number("attention.layer_norm_rms_epsilon"),
         rope=rope_from_gguf(named, tensors, head_dim, interleaved),
         tied="output.weight" not in tensors,

@@ -89,7 +89,10 @@ class _Reader:
         tensor_count, key_count = self._counts()
         metadata = self._metadata(key_count)
         if metadata.get("split.count", 1) not in (0, 1):
-            raise ModelFileError(f"{self._path}: split.count: files split into parts are not supported; merge them")
+            raise ModelFileError(
+                f"{self._path}: split.count: files split into parts are not supported; merge them: "
+                "llama-gguf-split --merge FIRST-PART.gguf MERGED.gguf"
+            )
         alignment = self._alignment(metadata)
         entries = [self._tensor_entry() for _ in range(tensor_count)]
         data_start = -(-self._at // alignment) * alignment

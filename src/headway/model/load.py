@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,7 +151,7 @@ def open_model(source: str | Path, progress: Progress | None = None) -> OpenMode
     decoder = FAMILIES[checkpoint.architecture](checkpoint)
     weights = decoder.weights.values()
     info = ModelInfo(
-        name=path.stem if checkpoint.gguf else path.resolve().name,
+        name=_name(path, checkpoint.gguf),
         path=path,
         architecture=checkpoint.architecture,
         config=decoder.config,
@@ -161,3 +162,13 @@ def open_model(source: str | Path, progress: Progress | None = None) -> OpenMode
         formats=dict(Counter(weight.format for weight in weights)),
     )
     return OpenModel(info, checkpoint, decoder)
+
+
+def _name(path: Path, gguf: bool) -> str:
+    """What the user calls the model, links not followed; of a snapshot in the Hugging Face cache, the repository's."""
+    path = Path(os.path.abspath(path))
+    if gguf:
+        return path.stem
+    repository = path.parent.parent.name
+    cached = path.parent.name == "snapshots" and repository.startswith("models--")
+    return repository.rpartition("--")[2] if cached else path.name

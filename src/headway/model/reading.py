@@ -7,15 +7,16 @@ import hashlib
 import json
 import mmap
 import os
+import stat
 import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from headway.core.errors import ModelFileError
+from headway.core.errors import ModelFileError, shown
 
 MAX_JSON_BYTES = 16 << 20  # an index of 100 000 tensors has 10 MB
 
@@ -23,7 +24,36 @@ MAX_JSON_BYTES = 16 << 20  # an index of 100 000 tensors has 10 MB
 SAMPLED_HEAD = 1 << 20  # bytes
 SAMPLES, SAMPLE_BYTES = 256, 256
 
+# What is found in a model file's place.
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+HTML = (b"<!doctype html", b"<html")
+
 MADV_POPULATE_READ = 22  # Linux 5.14
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file of a model.
+
+    Raises:
+        ModelFileError: it is missing, a link that leads nowhere, no regular file (a named pipe would be waited for), or
+            something that was saved in its place.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+            raise ModelFileError(f"{path}: is not a regular file")
+        file = path.open("rb")
+    except OSError as error:
+        problem = (
+            f"a link to {os.readlink(path)}, which leads nowhere" if path.is_symlink() else error.strerror or error
+        )
+        raise ModelFileError(f"{path}: cannot be read: {problem}") from None
+    head = file.read(64)
+    file.seek(0)
+    if head.startswith(LFS_POINTER):
+        raise ModelFileError(f"{path}: a Git LFS pointer, not the file itself; `git lfs pull` fetches it")
+    if head.lstrip().lower().startswith(HTML):
+        raise ModelFileError(f"{path}: an HTML page, not the file itself; the download met a login or an error")
+    return file
 
 
 class MappedFile:
@@ -36,7 +66,7 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 self._stat = os.fstat(file.fileno())
                 self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError:
@@ -126,7 +156,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelFileError: see `parse_json_object`; also a missing or oversized file.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             text = file.read(MAX_JSON_BYTES + 1)
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -141,6 +171,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(f"key {key!r} is given twice")
+                raise ValueError(f"key {shown(key)} is given twice")
             seen.add(key)
     return result

@@ -7,6 +7,7 @@ is not trusted: sizes are held against the real file before anything is allocate
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -87,23 +88,28 @@ def _naturals(value: Any) -> bool:
 
 
 def read_folder(folder: Path) -> dict[str, Weight]:
-    """All tensors of a Hugging Face folder: one model.safetensors, or the shards its index names.
+    """All tensors of a Hugging Face folder: of the shards that its index names, and of no other file; without an index,
+    of model.safetensors.
 
     Raises:
         ModelFileError: no safetensors there, a broken file, or an index that does not match its shards.
     """
-    if (folder / SINGLE).exists():
+    if not os.path.lexists(folder / INDEX):
+        if not os.path.lexists(folder / SINGLE):
+            raise ModelFileError(f"{folder}: holds neither {SINGLE} nor {INDEX}; other formats are not supported")
         return read_safetensors(folder / SINGLE)
-    if not (folder / INDEX).exists():
-        raise ModelFileError(f"{folder}: holds neither {SINGLE} nor {INDEX}; other formats are not supported")
     index = read_json(folder / INDEX)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise ModelFileError(f"{folder / INDEX}: weight_map must map tensor names to file names")
     tensors: dict[str, Weight] = {}
-    for file in sorted(set(weight_map.values())):
+    files = sorted(set(weight_map.values()))
+    for file in files:
         if "/" in file or "\\" in file or "\0" in file or file in ("", ".", ".."):
             raise ModelFileError(f"{folder / INDEX}: weight_map names {shown(file)}, which is not a file of the folder")
+        if not os.path.lexists(folder / file):
+            raise ModelFileError(f"{folder / INDEX}: weight_map names {shown(file)}, which is missing")
+    for file in files:
         for name, weight in read_safetensors(folder / file).items():
             if weight_map.get(name) != file:
                 raise ModelFileError(f"{folder / file}: tensor {shown(name)}: the index does not place it in this file")

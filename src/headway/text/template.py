@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from headway.core.errors import BadInput, ModelFileError
+from headway.core.errors import BadInput, ModelFileError, shown
 
 _WORKER = Path(__file__).with_name("template_worker.py")
 _CPU_SECONDS = 1.0
@@ -177,7 +177,7 @@ def _checked_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise BadInput(where, 'each message is an object with "role" and "content"')
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
-        raise BadInput(f"{where}.role", f'{role!r} is not a role such as "user"')
+        raise BadInput(f"{where}.role", f'{shown(role)} is not a role such as "user"')
     checked = {key: value for key, value in message.items() if value is not None}
     if content is None:
         if not message.get("tool_calls"):
@@ -194,7 +194,7 @@ def _joined_parts(parts: Any, where: str) -> str:
     for index, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "text":
-            raise BadInput(f"{where}[{index}].type", f'{kind!r} is not supported; only "text" parts are')
+            raise BadInput(f"{where}[{index}].type", f'{shown(kind)} is not supported; only "text" parts are')
         if not isinstance(part.get("text"), str):
             raise BadInput(f"{where}[{index}].text", "is not a string")
         texts.append(part["text"])
@@ -204,5 +204,5 @@ def _joined_parts(parts: Any, where: str) -> str:
 def _checked_variables(variables: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in variables:
         if name in _RESERVED or not name.isidentifier():
-            raise BadInput("variables", f"{name!r} cannot be set for a chat template")
+            raise BadInput("variables", f"{shown(name)} cannot be set for a chat template")
     return variables

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import tokenizers
 
-from headway.core.errors import BadInput, ModelFileError
+from headway.core.errors import BadInput, ModelFileError, shown
 from headway.text import gguf_bpe
 from headway.text.literal import LiteralTokenizer, encoded
 from headway.text.source import TokenizerSource
@@ -125,7 +125,7 @@ class Tokenizer:
 
     def _embedded(self, ids: list[int]) -> list[int]:
         if ids and max(ids) >= self.vocab_size:
-            raise BadInput("prompt", f"the model has no embedding for {self._tokenizer.id_to_token(max(ids))!r}")
+            raise BadInput("prompt", f"the model has no embedding for {shown(self._tokenizer.id_to_token(max(ids)))}")
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, at_start: bool = True) -> str:
@@ -153,13 +153,24 @@ class Tokenizer:
     def template_tokens(self) -> dict[str, str]:
         """What a chat template may write by name: bos_token, eos_token, pad_token, unk_token, where there are any."""
         names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
-        if self.source.kind == "gguf":
-            ids = {name: self.source.metadata.get(f"tokenizer.ggml.{kind}_token_id") for name, kind in names.items()}
-            tokens = {name: self._tokenizer.id_to_token(number) for name, number in ids.items() if number is not None}
-        else:  # in tokenizer_config.json a token is its text, or an object with it
-            entries = {name: self.source.metadata.get(name) for name in names}
-            tokens = {name: entry["content"] if isinstance(entry, dict) else entry for name, entry in entries.items()}
-        return {name: token for name, token in tokens.items() if isinstance(token, str)}
+        find = self._gguf_token if self.source.kind == "gguf" else self._hf_token
+        return {name: text for name, kind in names.items() if (text := find(name, kind)) is not None}
+
+    def _gguf_token(self, name: str, kind: str) -> str | None:
+        key = f"tokenizer.ggml.{kind}_token_id"
+        id = self.source.metadata.get(key)
+        if id is not None and (type(id) is not int or not 0 <= id < 2**32):
+            raise ModelFileError(f"{self.source.path}: {key}: {shown(id)} is not a token id")
+        return None if id is None else self._tokenizer.id_to_token(id)
+
+    def _hf_token(self, name: str, kind: str) -> str | None:
+        """In tokenizer_config.json a token is its text, or an object with it."""
+        entry = self.source.metadata.get(name)
+        text = entry.get("content") if isinstance(entry, dict) else entry
+        if entry is not None and not isinstance(text, str):
+            where = self.source.path / "tokenizer_config.json"
+            raise ModelFileError(f"{where}: {name}: {shown(entry)} is neither a text nor an object with its content")
+        return text
 
     def strip_after(self, prompt: Sequence[int]) -> int:
         """How many spaces at the start of what follows `prompt` are not part of the text: those that SentencePiece-like

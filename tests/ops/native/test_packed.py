@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -108,6 +109,19 @@ def test_a_folder_that_cannot_be_written_is_said_once(
     (tmp_path / "file").write_text("")
     run(model, tmp_path / "file" / "cache")
     assert caplog.text.count("are not kept") == 1
+
+
+def test_a_folder_that_can_only_be_read_is_read(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    want, _, written = run(model, tmp_path)
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("os.utime", read_only)
+    monkeypatch.setattr("pathlib.Path.mkdir", read_only)
+    got, read, _ = run(model, tmp_path)
+    assert read == written
+    np.testing.assert_array_equal(got, want)
 
 
 def test_models_not_used_for_longest_make_room(

@@ -18,6 +18,7 @@ import math
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ class PackCache:
         if matrix is None:
             logger.warning("%s: cannot be used and is made anew: its bytes are damaged", path)
             return None
-        os.utime(path.parent)  # used now
+        with suppress(OSError):  # a folder that cannot be written can still be read
+            os.utime(path.parent)  # used now
         self.read += header.bytes
         return matrix
 
