@@ -298,7 +298,7 @@ def _in_full(a: Search) -> Grid:
          f"{r.batch:.1f} ({r.peak_batch})", str(r.chunk), _range(r), r.basis, dollars(r.price_per_gpu_hour)]
         for r in a.deployments
     ]  # fmt: skip
-    return Grid(head, rows, "In full", left=("basis",))
+    return Grid(head, rows, "In full", left=("TPOT p10-p90", "basis"))
 
 
 def traffic(a: Search) -> str:

@@ -12,8 +12,8 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1c2430}
 table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}
-td,th{padding:.25rem .8rem;text-align:right;border-bottom:1px solid #d8dee6;vertical-align:top}
-td:first-child,th:first-child,.left{text-align:left}
+td,th{padding:.25rem .8rem;text-align:right;border-bottom:1px solid #d8dee6;vertical-align:top;white-space:nowrap}
+td:first-child,th:first-child,.left{text-align:left;white-space:normal}
 table.bars td{border:0;padding:.1rem .8rem}
 table.bars td:last-child{width:24rem;text-align:left}
 .bar{height:.8rem;background:#2b6cb0}
