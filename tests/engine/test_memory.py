@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,12 @@ from hypothesis import strategies as st
 
 from headway.core.errors import BadInput
 from headway.core.step import blocks_held
+from headway.engine.build import build_engine
 from headway.engine.machine import free_memory, usable_cores
+from headway.engine.options import EngineOptions
 from headway.model.load import load
 from headway.model.source import DEFAULT_MODEL
+from headway.ops import native
 from headway.ops.reference import ReferenceBackend
 from headway.roofline.hardware import GIB
 from headway.roofline.memory import MOST_BLOCKS, MemoryPlan, cut_pools
@@ -141,3 +145,18 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read() -> None:
     with pytest.raises(BadInput, match=r"model: the weights of SmolLM2.* take 0.09 GiB; 0.05 are free"):
         load(DEFAULT_MODEL, backend, room=0.05 * GIB)
     assert backend.weight_bytes == 0
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_a_closed_engine_gives_back_its_threads() -> None:
+    def threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    before = threads()
+    engine = build_engine(EngineOptions(threads=3, max_rows=2, max_model_len=64))
+    assert threads() >= before + 2
+    engine.close()
+    engine.close()  # idempotent
+    gc.collect()
+    assert threads() <= before
