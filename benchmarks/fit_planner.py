@@ -6,41 +6,37 @@
 The fit is a penalised robust regression on predicted/measured - 1, the error that is reported: Student-t residuals
 (runs far off lose their vote), Gauss-Newton steps, and a normal prior on every offset of every constant
 (`headway/roofline/constants.py`), so evidence is shared between engines and chips and thin evidence stays near the
-typical value. TTFT's own constants are fitted after it, the others fixed. Validation leaves out whole groups: model,
-system and backend together, models of one shape counted as one model, so that no copy or replicate of a left-out run is
-in the fit.
+typical value. TTFT's own constants are fitted after it, the others fixed.
+
+Validation leaves out what a user may have that no run had: a whole group (model, system and engine together), a whole
+model, a whole system; models of one shape are one model, so that no copy of a left-out run is in the fit. What a range
+is worth depends on which of these is new, so each has the residuals of its own leaving-out.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from headway.plan.runs import Run, read_runs
-from headway.roofline.calibrate import (
-    FILE,
-    METRICS,
-    Calibration,
-    Region,
-    group_of,
-    spread_class,
-)
+from headway.roofline.calibrate import FILE, FITTED, LOADS, METRICS, SEEN, Calibration, Region, spread_class
 from headway.roofline.constants import CONSTANTS, FIRST_TOKEN, LEVEL_SCALE, Constant, family, labels, typical
-from headway.roofline.deployment import Columns, quantities
-from headway.roofline.loop import Loop
+from headway.roofline.loop import Columns, Fleet, Loop
 from planner_report import report
 
-SIGMA = 0.07  # scale of the residuals the likelihood expects; smaller trusts the runs more and the priors less
+# Scale of the residuals the likelihood expects; smaller trusts the runs more and the priors less.
+SIGMA = {"tpot": 0.07, "ttft": 0.25}
 TAILS = 4.0  # degrees of freedom of the Student-t: runs far off lose their vote
-LEVEL_SPREAD = 0.3  # prior spread of a level's offset, for a constant whose common offset has 0.3
+LEVEL_SPREAD = 0.2  # prior spread of a level's offset, for a constant whose common offset has 0.3
 RECIPE_SPREAD = 0.4
-FULL, WARM = 30, 6  # Gauss-Newton steps from the prior, and from the fit on all runs
+STEPS, ENOUGH = 120, 1e-3  # most steps of a fit; a step that gains less than this share of the cost is the last
 STEP = 1e-4  # of the finite differences
+FEW = 40  # runs: a class with fewer takes the range of its kind
 DOCUMENT = Path(__file__).parents[1] / "docs" / "accuracy-planner.md"
 
 
@@ -50,7 +46,6 @@ class Problem:
     def __init__(self, runs: Sequence[Run], constants: Sequence[Constant]) -> None:
         deployments = [run.deployment for run in runs]
         self.constants = constants
-        self.columns = quantities(deployments)
         self.typical = {c.name: typical(c, deployments) for c in constants}
         names = labels(deployments)
         self.keys: list[tuple[str, str]] = []
@@ -68,14 +63,23 @@ class Problem:
                     masks.append(np.array([name == label for name in names[level]], float))
         self.spread, self.masks = np.array(spreads), np.array(masks)
 
-    def values(self, theta: np.ndarray, rows: np.ndarray, nudge: Mapping[str, float] | None = None) -> Columns:
-        """Every constant for some runs, the sums of offsets of some of them nudged."""
+    def values(self, theta: np.ndarray, nudge: Mapping[str, float] | None = None) -> Columns:
+        """Every constant of every run, the sums of offsets of some of them nudged."""
         found = {}
         for constant in self.constants:
             mine = [i for i, (name, _) in enumerate(self.keys) if name == constant.name]
-            total = theta[mine] @ self.masks[mine][:, rows] + (nudge or {}).get(constant.name, 0.0)
-            found[constant.name] = constant.value(self.typical[constant.name][rows], total)
+            total = theta[mine] @ self.masks[mine] + (nudge or {}).get(constant.name, 0.0)
+            found[constant.name] = constant.value(self.typical[constant.name], total)
         return found
+
+    def slopes(self, theta: np.ndarray, predict: Callable[[Columns], np.ndarray]) -> np.ndarray:
+        """d log(prediction) / d offset, one row per offset: all levels of a constant share its derivative."""
+        here = predict(self.values(theta))
+        change = {
+            constant.name: (predict(self.values(theta, {constant.name: STEP})) - here) / STEP
+            for constant in self.constants
+        }
+        return np.array([change[name] * mask for (name, _), mask in zip(self.keys, self.masks, strict=True)])
 
     def offsets(self, theta: np.ndarray) -> dict[str, dict[str, float]]:
         """The vector as `calibration.json` holds it."""
@@ -91,70 +95,59 @@ def level_spread(constant: Constant, level: str) -> float:
     return LEVEL_SPREAD * LEVEL_SCALE.get(level, 1.0) * (constant.spread / 0.3) ** 0.5
 
 
-def fit(
+def descend(
     problem: Problem,
-    metric: str,
+    predict: Callable[[Columns], np.ndarray],
     measured: np.ndarray,
-    rows: np.ndarray,
+    votes: np.ndarray,
     start: np.ndarray,
-    steps: int,
-    fixed: Columns,
+    sigma: float,
+    slopes: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The offsets that make `rows` most likely: damped Gauss-Newton on the penalised Student-t likelihood.
+    """The offsets that make the runs most likely: damped Gauss-Newton on the penalised
+    Student-t likelihood. Slopes cost as much as twenty predictions, so they are kept until they lead nowhere.
 
-    `fixed`: the constants that are not fitted.
+    Args:
+        predict: logarithms of seconds under some constants.
+        votes: weight of each run in the likelihood, 0 = left out.
+        sigma: scale of the residuals.
+        slopes: at `start`, if they are known.
     """
-    columns = {name: column[rows] for name, column in problem.columns.items()}
-    others = {name: column[rows] for name, column in fixed.items()}
-    target = measured[rows]
-
-    def predict(values: Columns) -> np.ndarray:
-        return np.log(Loop(columns, others | values).solve()[metric])
 
     def off(logs: np.ndarray) -> np.ndarray:
-        return np.exp(logs) / target - 1
+        return np.exp(logs) / measured - 1
 
     def cost(residual: np.ndarray, theta: np.ndarray) -> float:
-        tails = np.log1p((residual / SIGMA) ** 2 / TAILS).sum() * (TAILS + 1) / 2
+        tails = (votes * np.log1p((residual / sigma) ** 2 / TAILS)).sum() * (TAILS + 1) / 2
         return float(tails + ((theta / problem.spread) ** 2).sum() / 2)
 
-    theta, damping = start.copy(), 1e-3
-    logs = predict(problem.values(theta, rows))
-    best = cost(off(logs), theta)
-    for _ in range(steps):
-        residual = off(logs)
-        slope = _slopes(problem, theta, rows, predict, logs) * (residual + 1)
-        weight = (TAILS + 1) / (TAILS + (residual / SIGMA) ** 2) / SIGMA**2
+    theta, damping, fresh = start.copy(), 1e-3, True
+    residual = off(predict(problem.values(theta)))
+    best = cost(residual, theta)
+    if slopes is None:
+        slopes = problem.slopes(theta, predict)
+    for _ in range(STEPS):
+        weight = votes * (TAILS + 1) / (TAILS + (residual / sigma) ** 2) / sigma**2
+        slope = slopes * (residual + 1)
         curvature = (slope * weight) @ slope.T + np.diag(problem.spread**-2)
         gradient = slope @ (weight * residual) + theta / problem.spread**2
         before = best
-        for _ in range(6):
+        for _ in range(6 if fresh else 2):
             move = -np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), gradient)
             trial = theta + np.clip(move, -0.5, 0.5)
-            moved = predict(problem.values(trial, rows))
-            found = cost(off(moved), trial)
+            tried = off(predict(problem.values(trial)))
+            found = cost(tried, trial)
             if found < best:
-                theta, logs, best, damping = trial, moved, found, max(damping / 5, 1e-6)
+                theta, residual, best, damping = trial, tried, found, max(damping / 5, 1e-6)
                 break
             damping *= 8
-        if before - best < 1e-4 * abs(best):
+        if before - best > ENOUGH * abs(best):
+            fresh = False
+        elif fresh:
             break
+        else:
+            slopes, fresh, damping = problem.slopes(theta, predict), True, 1e-3
     return theta
-
-
-def _slopes(
-    problem: Problem,
-    theta: np.ndarray,
-    rows: np.ndarray,
-    predict: Callable[[Columns], np.ndarray],
-    here: np.ndarray,
-) -> np.ndarray:
-    """d log(prediction) / d offset, one row per offset: all levels of a constant share its derivative."""
-    change = {}
-    for constant in problem.constants:
-        nudged = problem.values(theta, rows, {constant.name: STEP})
-        change[constant.name] = (predict(nudged) - here) / STEP
-    return np.array([change[name] * mask[rows] for (name, _), mask in zip(problem.keys, problem.masks, strict=True)])
 
 
 class Fitter:
@@ -162,78 +155,143 @@ class Fitter:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
-        self.token = Problem(runs, CONSTANTS)
-        self.first = Problem(runs, FIRST_TOKEN)
+        self.fleet = Fleet.of([run.deployment for run in runs])
+        self.token, self.first = Problem(runs, CONSTANTS), Problem(runs, FIRST_TOKEN)
         self.measured = {metric: np.array([getattr(run, metric) for run in runs]) for metric in METRICS}
-        self.all = np.arange(len(runs))
-        self.distinct = distinct(runs)
-        self.typical_first = self.first.values(np.zeros(len(self.first.keys)), self.all)
+        self.votes = np.zeros(len(runs))
+        self.votes[distinct(runs)] = 1.0
         self.best = np.zeros(len(self.token.keys)), np.zeros(len(self.first.keys))
-        self.best = self.fit(self.all, FULL)
+        self.slopes: list[np.ndarray | None] = [None, None]
+        self.best = self.fit(self.votes)
+        self.slopes = [
+            self.token.slopes(self.best[0], self._token),
+            self.first.slopes(self.best[1], self._first(self.best[0])),
+        ]
 
-    def fit(self, rows: np.ndarray, steps: int = WARM) -> tuple[np.ndarray, np.ndarray]:
-        """The offsets fitted on some of the runs, from the best known ones. Copies of a run count once."""
-        rows = np.intersect1d(rows, self.distinct)
-        times = self.measured
-        token = fit(self.token, "tpot", times["tpot"], rows, self.best[0], steps, self.typical_first)
-        fixed = self.token.values(token, self.all)
-        return token, fit(self.first, "ttft", times["ttft"], rows, self.best[1], steps, fixed)
+    def _token(self, values: Columns) -> np.ndarray:
+        return np.asarray(np.log(Loop.calibrated(self.fleet, values).tokens()["tpot"]))
 
-    def predict(self, theta: tuple[np.ndarray, np.ndarray], rows: np.ndarray) -> Columns:
-        columns = {name: column[rows] for name, column in self.token.columns.items()}
-        constants = self.token.values(theta[0], rows) | self.first.values(theta[1], rows)
-        solved = Loop(columns, constants).solve()
+    def _first(self, token: np.ndarray) -> Callable[[Columns], np.ndarray]:
+        loop = Loop.calibrated(self.fleet, self.token.values(token))
+        solved = loop.tokens()
+        return lambda values: np.log(loop.first_token(solved, values))
+
+    def fit(self, votes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The offsets fitted on the runs that have a vote, from the best known ones."""
+        theta: list[np.ndarray] = []
+        for metric, problem in (("tpot", self.token), ("ttft", self.first)):
+            predict = self._first(theta[0]) if theta else self._token
+            at = len(theta)
+            start, slopes = self.best[at], self.slopes[at]
+            theta.append(descend(problem, predict, self.measured[metric], votes, start, SIGMA[metric], slopes))
+        return theta[0], theta[1]
+
+    def predict(self, theta: tuple[np.ndarray, np.ndarray]) -> Columns:
+        loop = Loop.calibrated(self.fleet, self.token.values(theta[0]) | self.first.values(theta[1]))
+        solved = loop.solve()
         return {metric: solved[metric] for metric in METRICS}
 
-    def left_out(self, folds: Sequence[object]) -> Columns:
+    def left_out(self, folds: Sequence[Hashable]) -> Columns:
         """Predictions of every run by a fit without its fold."""
         found = {metric: np.zeros(len(self.runs)) for metric in METRICS}
         for fold in sorted(set(folds), key=str):
             out = np.array([one == fold for one in folds])
-            predicted = self.predict(self.fit(self.all[~out]), self.all[out])
+            predicted = self.predict(self.fit(np.where(out, 0.0, self.votes)))
             for metric in METRICS:
-                found[metric][out] = predicted[metric]
+                found[metric][out] = predicted[metric][out]
         return found
 
 
 def distinct(runs: Sequence[Run]) -> np.ndarray:
     """The first of every measurement: the exports overlap, and a copy is no further evidence."""
-    seen: dict[tuple[object, ...], int] = {}
+    seen: dict[Hashable, int] = {}
     for index, run in enumerate(runs):
-        seen.setdefault((run.system, configuration(run), run.tpot, run.ttft), index)
+        seen.setdefault((series(run), run.deployment.concurrency, run.tpot, run.ttft), index)
     return np.array(sorted(seen.values()))
 
 
-def configuration(run: Run) -> tuple[object, ...]:
-    """What was run, without the name of the checkpoint."""
+def series(run: Run) -> tuple[Hashable, ...]:
+    """What was run, without the name of the checkpoint and at any load."""
     d = run.deployment
     return (
-        d.shape.params, run.system, d.engine, d.precision, d.gpus, d.attention_dp, d.expert_parallel,
-        d.concurrency, d.prompt, d.output, d.disaggregated, d.speculation,
+        d.shape.params, run.system, d.engine, d.precision, d.gpus, d.attention_dp, d.expert_parallel, d.prompt,
+        d.output, d.disaggregated, d.drafts,
     )  # fmt: skip
 
 
-def group_folds(runs: Sequence[Run]) -> list[str]:
-    """Model, system and backend; models of one shape are one model."""
-    return [f"{run.deployment.shape.params} {run.system} {run.backend}" for run in runs]
+def part(run: Run, parts: int = 5) -> int:
+    """Random parts of the series, whose replicates and loads stay together."""
+    return int(hashlib.sha256(repr(series(run)).encode()).hexdigest(), 16) % parts
 
 
-def configuration_folds(runs: Sequence[Run], parts: int = 5) -> list[int]:
-    """Random parts of the configurations, whose replicates stay together."""
-    return [int(hashlib.sha256(repr(configuration(run)[:-2]).encode()).hexdigest(), 16) % parts for run in runs]
+# What is left out together, by what is then new about it (`headway.roofline.calibrate.SEEN`).
+FOLDS: dict[str, Callable[[Run], Hashable]] = {
+    FITTED: part,
+    "group": lambda run: (run.deployment.shape.params, run.system, run.backend),
+    "system": lambda run: run.system,
+    "model": lambda run: run.deployment.shape.params,
+    "cell": lambda run: SEEN["cell"](run.deployment),
+}
 
 
-def spreads(fitter: Fitter, new: Columns, seen: Columns) -> dict[str, dict[str, tuple[float, float]]]:
-    """10th and 90th percentiles of log(measured/predicted) per class: runs of new groups, and of groups in the fit."""
+class LeftOut(msgspec.Struct, frozen=True):
+    """Runs of one kind predicted without those of their fold.
+
+    Attributes:
+        new: what is new about each then. folds: of each run.
+        predicted, measured: seconds by metric. classes: keys of their ranges.
+    """
+
+    new: str
+    folds: list[Hashable]
+    predicted: Columns
+    measured: Columns
+    classes: list[str]
+
+    @classmethod
+    def of(cls, fitter: Fitter, new: str) -> LeftOut:
+        folds = [FOLDS[new](run) for run in fitter.runs]
+        classes = [spread_class(run.deployment, new) for run in fitter.runs]
+        return cls(new, folds, fitter.left_out(folds), fitter.measured, classes)
+
+    def residual(self, metric: str) -> np.ndarray:
+        """log(measured / predicted)."""
+        return np.log(self.measured[metric] / self.predicted[metric])
+
+    def range(self, metric: str, name: str, rows: np.ndarray | None = None) -> tuple[float, float]:
+        """10th and 90th percentiles of one class's residuals, among `rows`; of all classes' where it has too few."""
+        allowed = np.ones(len(self.classes), bool) if rows is None else rows
+        mine = allowed & np.array([one == name for one in self.classes])
+        low, high = np.quantile(self.residual(metric)[mine if mine.sum() >= FEW else allowed], (0.1, 0.9))
+        return float(low), float(high)
+
+    def held(self, metric: str) -> np.ndarray:
+        """Was each run in the range that the other folds' residuals give?"""
+        residual, folds = self.residual(metric), np.array([hash(fold) for fold in self.folds])
+        inside = np.zeros(len(residual), bool)
+        for fold in set(folds):
+            ranges = {name: self.range(metric, name, folds != fold) for name in set(self.classes)}
+            for row in np.flatnonzero(folds == fold):
+                low, high = ranges[self.classes[row]]
+                inside[row] = low <= residual[row] <= high
+        return inside
+
+
+def spreads(validated: Mapping[str, Sequence[LeftOut]]) -> dict[str, dict[str, tuple[float, float]]]:
+    """The range of every class. What is new of a model, a system or a cell is no better known than what is new of a
+    group, and that no better than what was fitted."""
     table: dict[str, dict[str, tuple[float, float]]] = {metric: {} for metric in METRICS}
     for metric in METRICS:
-        for predicted, known in ((new, False), (seen, True)):
-            residual = np.log(fitter.measured[metric] / predicted[metric])
-            classes = [spread_class(run.deployment, known) for run in fitter.runs]
-            for name in sorted(set(classes)):
-                mine = residual[[one == name for one in classes]]
-                low, high = np.quantile(mine, (0.1, 0.9))
-                table[metric][name] = (round(float(low), 4), round(float(high), 4))
+        for kind, several in validated.items():
+            for load in LOADS:
+                low = high = 0.0
+                for one in several:
+                    name = f"{kind}{load}: {one.new}"
+                    found = one.range(metric, name)
+                    wide = min(found[0], low), max(found[1], high)
+                    if one.new in (FITTED, "group"):
+                        low, high = wide
+                    table[metric][name] = (round(wide[0], 4), round(wide[1], 4))
     return table
 
 
@@ -253,31 +311,12 @@ def region(runs: Sequence[Run]) -> Region:
         output=ends(d.output for d in deployments),
         concurrency=ends(d.concurrency for d in deployments),
         gpus=(1, max(d.gpus for d in deployments)),
-        groups=tuple(sorted({group_of(d) for d in deployments})),
+        seen={level: tuple(sorted({of(d) for d in deployments})) for level, of in SEEN.items()},
     )
 
 
-def validate(runs: Sequence[Run]) -> tuple[dict[str, Fitter], dict[str, Columns], dict[str, Columns]]:
-    """Per kind of model: the fit on all runs, predictions with the run's group left out, and with a fifth of the
-    configurations of every group left out."""
-    fitters, new, seen = {}, {}, {}
-    for kind in ("dense", "moe"):
-        mine = [run for run in runs if run.deployment.kind == kind]
-        fitters[kind] = fitter = Fitter(mine)
-        new[kind] = fitter.left_out(group_folds(mine))
-        seen[kind] = fitter.left_out(configuration_folds(mine))
-        print(f"{kind}: {len(mine)} runs, {len(set(group_folds(mine)))} groups", flush=True)
-    return fitters, new, seen
-
-
-def calibrated(
-    table: Path, fitters: dict[str, Fitter], new: dict[str, Columns], seen: dict[str, Columns]
-) -> Calibration:
+def calibrated(table: Path, fitters: Mapping[str, Fitter], validated: Mapping[str, Sequence[LeftOut]]) -> Calibration:
     """Everything `calibration.json` holds."""
-    spread: dict[str, dict[str, tuple[float, float]]] = {metric: {} for metric in METRICS}
-    for kind, fitter in fitters.items():
-        for metric, classes in spreads(fitter, new[kind], seen[kind]).items():
-            spread[metric] |= classes
     runs = [run for fitter in fitters.values() for run in fitter.runs]
     return Calibration(
         source={
@@ -290,7 +329,7 @@ def calibrated(
             kind: fitter.token.offsets(fitter.best[0]) | fitter.first.offsets(fitter.best[1])
             for kind, fitter in fitters.items()
         },
-        spread=spread,
+        spread=spreads(validated),
         region=region(runs),
     )
 
@@ -301,9 +340,10 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="print the errors, write nothing")
     options = parser.parse_args()
     runs = [run for run in read_runs(options.table)[0] if run.deployment.fits and not run.doubt]
-    fitters, new, seen = validate(runs)
-    found = calibrated(options.table, fitters, new, seen)
-    text = report(options.table, found, {kind: fitter.runs for kind, fitter in fitters.items()}, new)
+    fitters = {kind: Fitter([run for run in runs if run.deployment.kind == kind]) for kind in ("dense", "moe")}
+    validated = {kind: [LeftOut.of(fitter, new) for new in FOLDS] for kind, fitter in fitters.items()}
+    found = calibrated(options.table, fitters, validated)
+    text = report(options.table, found, {kind: fitter.runs for kind, fitter in fitters.items()}, validated)
     print(text)
     if not options.check:
         FILE.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")

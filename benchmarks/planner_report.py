@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headway.plan.answers import Errors
 from headway.plan.runs import Run
-from headway.plan.score import errors, score
-from headway.roofline.calibrate import METRICS, Calibration, Estimate, Range, spread_class
+from headway.plan.score import score
+from headway.roofline.calibrate import FITTED, METRICS, Calibration
 from headway.roofline.constants import CONSTANTS, FIRST_TOKEN, Constant
-from headway.roofline.deployment import Columns
+
+if TYPE_CHECKING:
+    from fit_planner import LeftOut
 
 HEADER = """# How accurate the planner is
 
 Written by `python benchmarks/fit_planner.py benchmarks/data/silicon_runs.csv.gz`; do not edit. Errors are
 predicted/measured - 1 on {runs} (TTFT, TPOT) of TensorRT-LLM, SGLang and vLLM, H100 to GB300.
 
-*Group left out*: the constants were fitted without any run of that model, system and engine (models of one shape are
-one model), and the p10-p90 range is the one a new group gets. *Committed fit*: the constants that ship, on the runs
-they were fitted on, and the ranges of fitted groups, which come from configurations left out.
+*Left out*: the constants were fitted without any run of that group (model, system and engine; models of one shape are
+one model), of that system, of that model, or of that engine on that precision and family of devices; and *in p10-p90*
+is the share of runs inside the range that the **other** groups, systems, models or cells give. *Committed fit*: the
+constants that ship, on the runs they were fitted on, and the ranges of fitted groups, which come from series left out.
 
-The ranges are the 10th and 90th percentiles of these left-out errors, so new groups are covered to 80 % by
-construction; the check is the other line, and runs that were kept back.
+Which range an estimate gets depends on the first of these that no run had: its cell, its model, its system, its group
+with that precision, or none.
 
 What the runs do not say limits it. Six in seven disaggregated DeepSeek runs name neither their decode workers nor
 whether drafts were used: two runs with equal descriptions differ by a factor of 1.9, so no estimate can be near both.
@@ -34,16 +38,18 @@ no row says; its range is as wide as that.
 ABSTAINED = "Rows the model abstains from, scored by their bound (which is a bound, not an estimate):"
 
 
-def report(table: Path, found: Calibration, runs: Mapping[str, Sequence[Run]], new: Mapping[str, Columns]) -> str:
+def report(
+    table: Path, found: Calibration, runs: Mapping[str, Sequence[Run]], validated: Mapping[str, Sequence[LeftOut]]
+) -> str:
     """The accuracy page: left-out errors and errors of the committed fit, overall, by group, and the constants."""
     committed = score(table, found)
     lines = [HEADER.format(runs=found.source["runs"])]
     lines.append("| what | runs | mean | median | bias | in p10-p90 | abstained |\n|---|---|---|---|---|---|---|")
     for metric in METRICS:
         for kind, mine in runs.items():
-            entry = left_out_summary(metric, found, mine, new[kind], list(range(len(mine))))
-            lines.append(row_of(f"{metric.upper()}, {kind}, group left out", entry))
-            lines += split_rows(metric, found, mine, new[kind])
+            for left in validated[kind]:
+                if left.new != FITTED:
+                    lines += left_out_rows(metric, kind, mine, left)
             lines.append(row_of(f"{metric.upper()}, {kind}, committed fit", getattr(committed, metric)[kind]))
     lines.append(f"\n{ABSTAINED}\n\n| reason | rows |\n|---|---|")
     lines += [f"| {reason} | {count} |" for reason, count in committed.abstained.reasons.items()]
@@ -53,8 +59,9 @@ def report(table: Path, found: Calibration, runs: Mapping[str, Sequence[Run]], n
     )
     fitted = {(g.model, g.system, g.backend): g.mape for g in committed.groups}
     for kind, mine in runs.items():
+        new = next(left.predicted for left in validated[kind] if left.new == "group")
         for name, rows in groups_of(mine).items():
-            error = new[kind]["tpot"][rows] / np.array([mine[row].tpot for row in rows]) - 1
+            error = new["tpot"][rows] / np.array([mine[row].tpot for row in rows]) - 1
             mean, median, bias = np.abs(error).mean(), np.median(np.abs(error)), error.mean()
             figures = f"{100 * mean:.1f} | {100 * median:.1f} | {100 * bias:+.1f}"
             lines.append(f"| {' | '.join(name)} | {len(rows)} | {figures} | {fitted[name]:.1f} |")
@@ -64,28 +71,21 @@ def report(table: Path, found: Calibration, runs: Mapping[str, Sequence[Run]], n
     return "\n".join(lines) + "\n"
 
 
-def split_rows(metric: str, found: Calibration, runs: Sequence[Run], new: Columns) -> list[str]:
-    """The left-out errors of aggregated and disaggregated runs apart, for a kind that has many of both."""
-    apart = [run.deployment.disaggregated for run in runs]
-    if sum(apart) < 0.05 * len(apart):
-        return []
-    parts = {
-        "aggregated": [i for i, one in enumerate(apart) if not one],
-        "disaggregated": np.flatnonzero(apart).tolist(),
-    }
+def left_out_rows(metric: str, kind: str, runs: Sequence[Run], left: LeftOut) -> list[str]:
+    """The left-out errors, and those of aggregated and disaggregated runs apart for a kind that has many of both."""
+    error = left.predicted[metric] / left.measured[metric] - 1
+    held, apart = left.held(metric), np.array([run.deployment.disaggregated for run in runs])
+    parts = {f"{metric.upper()}, {kind}, {left.new} left out": np.ones(len(runs), bool)}
+    if left.new == "group" and apart.mean() > 0.05:
+        parts |= {"- of which aggregated": ~apart, "- of which disaggregated": apart}
     return [
-        row_of(f"- of which {name}", left_out_summary(metric, found, runs, new, rows)) for name, rows in parts.items()
-    ]
-
-
-def left_out_summary(metric: str, found: Calibration, runs: Sequence[Run], new: Columns, rows: list[int]) -> Errors:
-    """Errors with the group left out, and coverage of the range a new group gets."""
-    ranges = []
-    for run, value in zip(runs, new[metric], strict=True):
-        low, high = found.spread[metric][spread_class(run.deployment, False)]
-        ranges.append(Range(value * np.exp(low), value, value * np.exp(high)))
-    estimates = [Estimate("estimate", 0.0, 0.0, tpot=one, ttft=one) for one in ranges]
-    return errors(metric, list(runs), estimates, rows)
+        row_of(name, Errors(
+            int(rows.sum()), *(100 * float(x) for x in (
+                np.abs(error[rows]).mean(), np.median(np.abs(error[rows])), error[rows].mean(), held[rows].mean(), 0.0,
+            )),
+        ))
+        for name, rows in parts.items()
+    ]  # fmt: skip
 
 
 def row_of(name: str, entry: Errors) -> str:

@@ -11,7 +11,8 @@ from headway.measure.fit import TYPICAL, Observation, fit, fit_regimes, residual
 from headway.measure.probe import save_profile
 from headway.roofline.hardware import find_hardware
 from headway.roofline.profile import Profile, load_profile, nearest
-from headway.roofline.step import Efficiency, StepTime, StepWork, both, decode_step, joined, mixed_step, prefill_step
+from headway.roofline.step import Efficiency, StepTime, decode_step, limited, mixed_step, prefill_step
+from headway.roofline.work import StepWork
 from headway.shape.catalogue import find_model
 from headway.shape.model import ModelShape
 
@@ -44,7 +45,7 @@ def measured(noise: float, outliers: float = 0.0, seed: int = 0, repeats: int = 
     for name, work in (works(SMALL) | works(NARROW)).items():
         for _ in range(repeats):
             beta = BETA * rng.choice([0.6, 1.0])
-            seconds = work.seconds(PEAK, beta, TRUE) * np.exp(noise * rng.normal())
+            seconds = TRUE.seconds(work, PEAK, beta) * np.exp(noise * rng.normal())
             found.append(
                 Observation(work, float(beta), PEAK, seconds * (3.0 if rng.random() < outliers else 1.0), name)
             )
@@ -74,7 +75,7 @@ def test_the_range_holds_ninety_percent_of_new_steps() -> None:
 
 def test_a_constant_that_no_step_shows_stays_typical() -> None:
     """Where memory is always slow, nothing is known of the ceiling of fast memory."""
-    slow = [msgspec.structs.replace(one, bandwidth=BETA / 10, seconds=one.work.seconds(PEAK, BETA / 10, TRUE))
+    slow = [msgspec.structs.replace(one, bandwidth=BETA / 10, seconds=TRUE.seconds(one.work, PEAK, BETA / 10))
             for one in measured(0.0)]  # fmt: skip
     assert fit(slow, "int8").efficiency.ceiling == pytest.approx(TYPICAL["ceiling"][0], rel=0.3)
 
@@ -98,15 +99,16 @@ def test_too_few_steps_are_refused() -> None:
 
 
 def test_a_class_takes_its_larger_side_and_what_is_not_hidden_of_the_smaller() -> None:
-    assert joined([(3.0, 2.0), (1.0, 4.0)], overlap=1.0) == 7.0
-    assert joined([(3.0, 2.0), (1.0, 4.0)], overlap=0.5) == 8.5
-    assert joined([(3.0, 2.0), (1.0, 4.0)], overlap=0.0) == 10.0
+    sides = [(3.0, 2.0), (1.0, 4.0)]
+    assert Efficiency(overlap=1.0).roof(sides) == pytest.approx(7.0)
+    assert Efficiency(overlap=0.5).roof(sides) == pytest.approx((5 + 7**0.5) / 2 + (5 + 13**0.5) / 2)
+    assert Efficiency(overlap=0.0).roof(sides) == 10.0
 
 
 def test_a_ceiling_is_felt_where_memory_is_faster() -> None:
-    assert both(1.0, 100.0) == pytest.approx(1.0)
-    assert both(100.0, 1.0) == pytest.approx(1.0)
-    assert both(1.0, 1.0) == pytest.approx(0.5**0.25)
+    assert limited(1.0, 100.0) == pytest.approx(1.0)
+    assert limited(100.0, 1.0) == pytest.approx(1.0)
+    assert limited(1.0, 1.0) == pytest.approx(0.5**0.25)
 
 
 def test_a_profile_keeps_its_fits(tmp_path) -> None:

@@ -15,8 +15,7 @@ from headway.roofline.collectives import all_reduce_of
 from headway.roofline.cost import price_ratio, price_table, token_cost, usd_per_million
 from headway.roofline.frontier import ceiling, knee
 from headway.roofline.hardware import find_hardware
-from headway.roofline.speculation import Draft, expected_tokens, speedup
-from headway.roofline.textbook import (
+from headway.roofline.replica import (
     Replica,
     attention_overtakes,
     best_degree_continuous,
@@ -25,6 +24,7 @@ from headway.roofline.textbook import (
     prefill,
     tensor_parallel,
 )
+from headway.roofline.speculation import Draft, expected_tokens, speedup
 from headway.roofline.utilisation import mbu
 from headway.shape.catalogue import find_model
 from headway.shape.model import KVGroup, kv_bytes

@@ -26,9 +26,9 @@ from headway.roofline.queueing import (
     queue_quantile,
     queue_seconds,
 )
+from headway.roofline.replica import Replica, attention_overtakes, decode, deploy, prefill, tensor_parallel
 from headway.roofline.speculation import Draft, best_length, expected_tokens, speedup, tokens_per_step, verify_costs
 from headway.roofline.step import StepTime
-from headway.roofline.textbook import attention_overtakes, decode, deploy, prefill, prefill_flops, tensor_parallel
 from headway.shape.catalogue import find_model
 from headway.shape.model import block_bytes
 
@@ -102,7 +102,7 @@ def test_the_batch_meets_the_target_and_one_more_does_not(tpot: float, context: 
 def test_exact_capacity_counts_per_gpu_and_never_splits_a_latent_cache() -> None:
     deepseek = find_model("deepseek-v3")
     h200 = find_hardware("h200")
-    per_gpu = memory_batch(msgspec.structs.replace(deploy(deepseek, h200, 8), exact=True), 8192)
+    per_gpu = memory_batch(deploy(deepseek, h200, 8, mode=Replica), 8192)
     assert per_gpu == int((h200.memory - deepseek.stored.total / 8) / (8192 * 70272))
     assert per_gpu < memory_batch(deploy(deepseek, h200, 8), 8192) / 7
 
@@ -123,7 +123,7 @@ def test_kv_blocks_of_a_measured_engine_within_ten_percent() -> None:
 
 def test_prefill_attention_overtakes_the_weights_where_it_should() -> None:
     terms = prefill(LLAMA, attention_overtakes(LLAMA.shape)).terms
-    assert terms["attention"] == pytest.approx(terms["arithmetic"])
+    assert terms["prefill_attention"] == pytest.approx(terms["arithmetic"])
 
 
 def test_prefill_of_a_hit_is_the_rest_of_the_whole() -> None:
@@ -137,10 +137,11 @@ def test_short_prompts_cannot_be_faster_than_reading_the_weights() -> None:
 
 
 def test_windowed_layers_attend_to_their_window_only() -> None:
-    mistral = find_model("mistral-7b-v0.1")  # 4096 positions in every layer
-    assert prefill_flops(mistral, 4096) == pytest.approx(2 * 4096 * 32 * 4096**2)
-    assert prefill_flops(mistral, 8192) == pytest.approx(3 * prefill_flops(mistral, 4096))
-    assert attention_overtakes(mistral) == inf
+    mistral = deploy(find_model("mistral-7b-v0.1"), H100)  # 4096 positions in every layer
+    short, long = (prefill(mistral, tokens).terms["prefill_attention"] for tokens in (4096, 8192))
+    assert short == pytest.approx(2 * 4096 * 32 * 4096**2 / mistral.pi)
+    assert long == pytest.approx(3 * short)
+    assert attention_overtakes(mistral.shape) == inf
 
 
 def test_more_gpus_than_heads_replicate_the_cache() -> None:

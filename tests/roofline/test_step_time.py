@@ -15,13 +15,12 @@ from headway.roofline.collectives import all_reduce_of
 from headway.roofline.hardware import find_hardware
 from headway.roofline.step import (
     Efficiency,
-    Layout,
     StepTime,
     decode_step,
-    experts_touched,
     mixed_step,
     prefill_step,
 )
+from headway.roofline.work import Layout, experts_touched
 from headway.shape.catalogue import find_model
 from headway.shape.model import kv_bytes, store_as
 

@@ -21,16 +21,9 @@ from headway.core.step import StepShape
 from headway.roofline.collectives import all_reduce_of
 from headway.roofline.hardware import Hardware
 from headway.roofline.profile import Profile
-from headway.roofline.step import (
-    COMPUTE_TERMS,
-    MEMORY_TERMS,
-    Layout,
-    StepCost,
-    StepTime,
-    decode_step,
-    prefill_step,
-)
+from headway.roofline.step import StepCost, StepTime, decode_step, prefill_step
 from headway.roofline.timing import Timing, estimate, held, not_fitted
+from headway.roofline.work import COMPUTE_TERMS, MEMORY_TERMS, Layout
 from headway.shape.formats import nominal_bytes
 from headway.shape.model import ModelShape, store_as
 

@@ -1,6 +1,6 @@
 """Fit `StepTime`'s constants to measured steps, and say how far off it is on steps it was not fitted on.
 
-    log(measured) = log(StepWork.seconds(pi, beta, efficiency)) + noise,   pi and beta probed in the same moment
+    log(measured) = log(Efficiency.seconds(work, pi, beta)) + noise,   pi and beta probed in the same moment
 
 The constants are those of `Efficiency` that a CPU backend has. Each is positive, so its logarithm is fitted, drawn
 towards a typical value: a constant that the steps say nothing about stays there. Noise has heavy tails (another process
@@ -12,13 +12,15 @@ fit, each by Gauss-Newton steps with Levenberg's damping. Steps may come from mo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from headway.core.errors import BadInput
 from headway.roofline.profile import Fit
-from headway.roofline.step import Efficiency, StepWork
+from headway.roofline.step import Efficiency
+from headway.roofline.work import StepWork
 
 # Constant -> (typical value, how far from it a constant may well be, as a logarithm). A share of memory's bandwidth is
 # known well beforehand; what the arithmetic of a backend reaches is not.
@@ -110,28 +112,41 @@ def fit_regimes(observations: Sequence[Observation], math: str) -> list[Fit]:
 
 def residual_of(observations: Sequence[Observation], efficiency: Efficiency) -> np.ndarray:
     """log(measured / predicted) of each step."""
-    return np.array([
-        np.log(one.seconds / one.work.seconds(one.peak, one.bandwidth, efficiency)) for one in observations
-    ])  # fmt: skip
+    return _residual(_stacked(observations), efficiency)
+
+
+def _residual(steps: Observation, efficiency: Efficiency) -> np.ndarray:
+    return np.asarray(np.log(steps.seconds / efficiency.seconds(steps.work, steps.peak, steps.bandwidth)))
+
+
+def _stacked(observations: Sequence[Observation]) -> Observation:
+    """All steps as one whose figures are arrays: the model's formula works on both."""
+    works = [one.work for one in observations]
+    columns: dict[str, Any] = {
+        name: np.transpose([getattr(work, name) for work in works]).astype(float) for name in StepWork.__struct_fields__
+    }
+    work = StepWork(**columns | {name: tuple(columns[name]) for name in ("bytes", "flops")})
+    rates: Any = np.transpose([(one.bandwidth, one.peak, one.seconds) for one in observations])
+    return Observation(work, rates[0], rates[1], rates[2], point="")
 
 
 def _solve(observations: Sequence[Observation]) -> Efficiency:
-    at = np.log([usual for usual, _ in TYPICAL.values()])
+    at, steps = np.log([usual for usual, _ in TYPICAL.values()]), _stacked(observations)
     for noise in NOISE:
-        at = _descend(observations, at, noise)
+        at = _descend(steps, at, noise)
     return _efficiency(at)
 
 
-def _descend(observations: Sequence[Observation], start: np.ndarray, noise: float) -> np.ndarray:
+def _descend(steps: Observation, start: np.ndarray, noise: float) -> np.ndarray:
     """Logarithms of the constants, from `start` down to the nearest best ones."""
     typical = np.log([usual for usual, _ in TYPICAL.values()])
     pull = np.array([away**-2 for _, away in TYPICAL.values()])
     at, damping = start, 1e-2
-    error = residual_of(observations, _efficiency(at))
+    error = _residual(steps, _efficiency(at))
     cost = _cost(error, at - typical, pull, noise)
     for _ in range(ROUNDS):
         slopes = np.stack([
-            (residual_of(observations, _efficiency(at + nudge)) - error) / 1e-4
+            (_residual(steps, _efficiency(at + nudge)) - error) / 1e-4
             for nudge in 1e-4 * np.eye(len(TYPICAL))
         ], axis=1)  # fmt: skip
         weight = 1.0 / (1.0 + (error / noise) ** 2) / noise**2
@@ -140,7 +155,7 @@ def _descend(observations: Sequence[Observation], start: np.ndarray, noise: floa
         before = cost
         for _ in range(8):
             move = np.clip(np.linalg.solve(curve + damping * np.diag(np.diag(curve)), down), -1.0, 1.0)
-            tried = residual_of(observations, _efficiency(at + move))
+            tried = _residual(steps, _efficiency(at + move))
             if _cost(tried, at + move - typical, pull, noise) < cost:
                 at, error, damping = at + move, tried, damping / 3
                 cost = _cost(error, at - typical, pull, noise)

@@ -48,14 +48,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 class Step(Answer, frozen=True, kw_only=True):
     """One decode step of `batch` sequences, `chunk` prompt tokens beside. `binds`: "memory" or "compute". `fits`: in
-    memory; if not, `gpus_needed` hold it. `p10`, `p90`: range of a calibrated step."""
+    memory; if not, `gpus_needed` hold it."""
 
     batch: int
     context: int
     chunk: int
     seconds: float
-    p10: float | None = None
-    p90: float | None = None
     tokens_per_second: float
     tokens_per_second_per_user: float
     tokens_per_second_per_gpu: float
@@ -238,7 +236,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         attention_dp: groups of a replica's GPUs with sequences of their own. memory: of one GPU.
         max_model_len: context limit to set: what the traffic needs, as far as the memory holds it.
         batch, peak_batch: decodes at once, in the mean and at the target's percentile. chunk: prompt tokens per step.
-        ttft_ms, tpot_ms: at the target's percentile. tpot_p10_ms, tpot_p90_ms: range, None if nothing was measured.
+        ttft_ms, tpot_ms: at the target's percentile.
         basis: "calibrated" or "extrapolated".
         goodput: requests/s it could carry. utilisation: the traffic's share of that. headroom: the rest, over it.
         survives_one_loss: of a replica.
@@ -264,8 +262,6 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: float
     tpot_ms: float
     mean_tpot_ms: float
-    tpot_p10_ms: float | None
-    tpot_p90_ms: float | None
     basis: str
     goodput: float
     utilisation: float

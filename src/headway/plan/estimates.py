@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from math import exp, log2
-
 import msgspec
 
 from headway.core.errors import BadInput
 from headway.plan.answers import Served
 from headway.plan.setup import Setup
-from headway.roofline.calibrate import Calibration, Estimate, calibration, group_of, spread_class
+from headway.roofline.calibrate import Estimate, calibration
 from headway.roofline.collectives import AllReduce
-from headway.roofline.constants import resolve
 from headway.roofline.deployment import Deployment
 from headway.roofline.hardware import Hardware
 from headway.roofline.step import Efficiency
@@ -22,13 +19,11 @@ ENGINES = ("vllm", "sglang", "trtllm")
 
 
 class Calibrated(msgspec.Struct, frozen=True):
-    """What the calibration says of steps of one deployment: constants, the engine's own all-reduce (None on a device
-    without links), and factors from the middle to p10 and p90."""
+    """What the calibration says of steps of one deployment: constants, and the engine's own all-reduce (None on a
+    device without links). No range: what was measured is served requests, and ranges are of those."""
 
     efficiency: Efficiency
     all_reduce: AllReduce | None
-    low: float
-    high: float
 
 
 def calibrated_step(
@@ -45,9 +40,8 @@ def constants(shape: ModelShape, hardware: Hardware, engine: str, precision: str
     """The calibrated constants of an engine, also on devices it was not measured on: those of the engine at large."""
     known = calibration()
     deployment = served(shape, hardware, engine, _nearest(precision), gpus, 1, 1024, 1024)
-    low, high = known.spread["tpot"][spread_class(deployment, group_of(deployment) in known.region.groups)]
-    efficiency = known.efficiency(shape, hardware, engine, deployment.precision, gpus)
-    return Calibrated(efficiency, _all_reduce(known, deployment), exp(low), exp(high))
+    efficiency, all_reduce = known.constants(deployment)
+    return Calibrated(efficiency, all_reduce if hardware.link else None)
 
 
 def _nearest(precision: str) -> str:
@@ -57,16 +51,6 @@ def _nearest(precision: str) -> str:
     if format is None:
         return "bf16"
     return format.measured or ("int4" if format.width < 0.9 else "bf16")
-
-
-def _all_reduce(known: Calibration, deployment: Deployment) -> AllReduce | None:
-    """A ring with the calibration's latency and share of the link, as the engine's kernels reached them."""
-    link = deployment.hardware.link
-    if link is None:
-        return None
-    value = {name: float(column[0]) for name, column in resolve(known.offsets, [deployment]).items()}
-    latency = value["hop"] * (1 + value["hop_growth"] * log2(max(1, deployment.gpus)))
-    return AllReduce("ring", link.bandwidth * value["link"], floor=latency)
 
 
 def served(

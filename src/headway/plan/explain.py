@@ -10,9 +10,9 @@ from headway.plan.answers import Explained, Sensitivity
 from headway.plan.setup import BOUNDS, Setup
 from headway.plan.steps import frontier, step
 from headway.roofline.capacity import Capacity, capacity
-from headway.roofline.exact import can_split
 from headway.roofline.frontier import critical_context, knee
-from headway.roofline.textbook import Replica, decode, requantised
+from headway.roofline.replica import Replica, decode, requantised
+from headway.roofline.step import can_split
 from headway.shape.formats import nominal_bytes
 
 
@@ -51,7 +51,7 @@ def _changes(replica: Replica) -> list[tuple[str, Replica]]:
         ("memory size +10 %", on(memory=device.usable * 1.1, visible=None)),
         ("arithmetic +10 %", msgspec.structs.replace(replica, pi=replica.pi * 1.1)),
     ]
-    if not replica.exact or can_split(replica, 2 * replica.gpus):
+    if can_split(replica.shape, 2 * replica.gpus):
         changes.append(("twice the GPUs", msgspec.structs.replace(replica, gpus=2 * replica.gpus)))
     return changes
 

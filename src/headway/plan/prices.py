@@ -15,8 +15,8 @@ from headway.roofline import levers as lever_tables
 from headway.roofline.capacity import capacity, memory_plan
 from headway.roofline.cost import price_ratio, price_table, token_cost
 from headway.roofline.hardware import Hardware
+from headway.roofline.replica import decode, not_negative
 from headway.roofline.speculation import Draft
-from headway.roofline.textbook import decode, not_negative
 
 
 def price_of(device: Hardware, given: float | None) -> tuple[float, str]:
@@ -126,11 +126,11 @@ def ratio(
     replica = setup.replica(BOUNDS)
     if replica.pi == float("inf"):
         raise BadInput("--peak-tflops", f"no peak is catalogued for {replica.hardware.name}; give its TFLOP/s")
-    whole = price_ratio(replica, batch, context, mfu, prompt)
-    weights = price_ratio(replica, batch, 0, mfu, prompt)
+    attention = setup.mode != "textbook"
+    whole, weights = (price_ratio(replica, batch, cached, mfu, prompt, attention) for cached in (context, 0))
     return Ratio(
         **setup.about(replica) | {"kind": kind_of(mfu)}, batch=batch, context=context, mfu=mfu,
-        input_tokens=prompt if replica.exact else None, ratio=whole, weights_part=weights, cache_part=whole - weights,
+        input_tokens=prompt if attention else None, ratio=whole, weights_part=weights, cache_part=whole - weights,
     )  # fmt: skip
 
 

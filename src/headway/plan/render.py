@@ -75,8 +75,6 @@ def _(a: Step) -> list[Part]:
         Text(f"decode step, batch {a.batch}, context {a.context}{beside}: {seconds(a.seconds)}, bound by {a.binds}")
     ]
     each = f", {decimal(a.tokens_per_second_per_user)} tok/s per user" if a.batch > 1 else ""
-    if a.p10 is not None:
-        lines.append(Text(f"range p10-p90: {seconds(a.p10)} to {seconds(a.p90)}"))
     lines += [
         Text(f"{decimal(a.tokens_per_second)} tok/s{each}"),
         waterfall(a.terms, a.seconds), Drawing(partial(figures.waterfall, answer=a), on_page=False),
@@ -255,9 +253,8 @@ def _(a: Search) -> Document:
     tried = f"{a.considered} tried, {len(a.rejected)} rejected" + (" (the --html page says why)" if a.rejected else "")
     return Document(f"Deployments for {a.model}, cheapest first", [
         *told, Grid(head, rows),
-        Text("used: share of what it can carry; N+1: survives the loss of a replica; limit: what breaks first; "
-             "~: extrapolated", "note"),
-        Text(f"{tried}; p10-p90 of the first one's TPOT: {_range(first)}"), *_commands(first),
+        Text("used: share of what it can carry; N+1: survives the loss of a replica; limit: what breaks first", "note"),
+        Text(tried), *_commands(first),
         *_assumptions(a.assumptions),
     ], [
         Drawing(partial(figures.search, answer=a)), _in_full(a),
@@ -272,17 +269,6 @@ def _short(r: Deployment) -> str:
     return f"{replicas} x TP{r.gpus}{dp} {r.hardware} {r.precision}"
 
 
-def _guessed(r: Deployment) -> str:
-    return "" if r.basis == "calibrated" else "~"
-
-
-def _range(r: Deployment) -> str:
-    """p10-p90 of the TPOT, where runs like it were measured."""
-    if r.tpot_p10_ms is None or r.tpot_p90_ms is None:
-        return "no such run was measured"
-    return f"{seconds(r.tpot_p10_ms / 1e3)} to {seconds(r.tpot_p90_ms / 1e3)}"
-
-
 def _commands(r: Deployment) -> list[Part]:
     """What runs it, engine by engine."""
     each = f", each of {r.replicas} replicas" if r.replicas > 1 and not r.prefill_replicas else ""
@@ -291,11 +277,11 @@ def _commands(r: Deployment) -> list[Part]:
 
 def _in_full(a: Search) -> Grid:
     """Every column, which a terminal has no room for."""
-    head = ["deployment", "GPUs", "goodput, req/s", "headroom", "batch (peak)", "chunk", "TPOT p10-p90", "basis",
+    head = ["deployment", "GPUs", "goodput, req/s", "headroom", "batch (peak)", "chunk", "basis",
             "$/GPU-h"]  # fmt: skip
     rows = [
         [f"{r.rank}. {r.name}", str(r.total_gpus), f"{r.goodput:.3g}", f"{r.headroom:.0%}",
-         f"{r.batch:.1f} ({r.peak_batch})", str(r.chunk), _range(r), r.basis, dollars(r.price_per_gpu_hour)]
+         f"{r.batch:.1f} ({r.peak_batch})", str(r.chunk), r.basis, dollars(r.price_per_gpu_hour)]
         for r in a.deployments
     ]  # fmt: skip
     return Grid(head, rows, "In full", left=("TPOT p10-p90", "basis"))

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from headway.core.errors import BadInput
+from headway.plan.recipes import Recipe, narrowed, recipes
 from headway.roofline.deployment import Deployment
 from headway.roofline.hardware import find_hardware
 from headway.shape.catalogue import find_model
@@ -131,19 +132,44 @@ def deployment_of(row: dict[str, str]) -> Deployment:
     precision = row["precision"].strip() or "bf16"
     if precision not in MEASURED:
         raise BadInput("precision", f"{precision!r}; accepted: blank (bf16), {', '.join(MEASURED)}")
-    drafts = shape.family == "deepseek_v3" and source.startswith("source_file=20")
     scale = 1.0 if own else RANDOM_LENGTHS
     blank = Deployment(
         shape, hardware, engine, 1.0, _positive(row, "isl") * scale, _positive(row, "osl") * scale,
         version=(row.get("backend_version") or "").strip(), precision=precision,
         cache_bytes=_cache_bytes(precision, engine, hardware.name, own), disaggregated=apart,
-        speculation="unrecorded" if drafts else "off",
     )  # fmt: skip
     load = _load(row, apart)
-    pool = _decode_pool(row, blank, load) if apart else _pool(row, "", blank)
+    found = [] if own else _recipes(row, blank)
+    layouts, drafts = {recipe.layout for recipe in found}, {recipe.drafts for recipe in found}
+    if len(layouts) == 1:
+        workers, gpus, experts, data_parallel = layouts.pop()
+        pool = Pool(gpus, gpus if data_parallel else 1, experts, workers)
+    else:
+        pool = _decode_pool(row, blank, load) if apart else _pool(row, "", blank)
+    if not found:  # only these exports mix runs with and without drafts
+        drafts = {0, -1} if shape.family == "deepseek_v3" and source.startswith("source_file=20") else {0}
     return msgspec.structs.replace(
         blank, gpus=pool.gpus, attention_dp=pool.attention_dp, expert_parallel=pool.expert_parallel,
-        concurrency=max(1.0, load / pool.workers),
+        concurrency=max(1.0, load / pool.workers), drafts=drafts.pop() if len(drafts) == 1 else None,
+    )  # fmt: skip
+
+
+def _recipes(row: dict[str, str], blank: Deployment) -> list[Recipe]:
+    """The recipes that fit a row's description best: all of them, or those with its release and layout."""
+    concurrency = _CONCURRENCY.search(row["silicon_data_source"])
+    if concurrency is None:
+        return []
+    found = recipes(
+        blank.shape.name, blank.hardware.name, blank.engine, blank.precision, int(_positive(row, "isl")),
+        int(_positive(row, "osl")), int(concurrency[1]), blank.disaggregated,
+    )  # fmt: skip
+    side = "decode_" if blank.disaggregated else ""
+    pool, whole = _pool(row, side, blank), int(_number(row, f"{side}tp_size", 1))
+    workers = int(_number(row, "decode_num_workers", 0.0))
+    return narrowed(
+        found, blank.version, lambda one: one.gpus == pool.gpus, lambda one: one.total == whole,
+        lambda one: one.expert_parallel == pool.expert_parallel,
+        lambda one: one.data_parallel == (pool.attention_dp > 1), lambda one: one.workers == workers,
     )  # fmt: skip
 
 

@@ -21,13 +21,14 @@ from headway.plan.prices import price_assumption
 from headway.plan.traffic import Target, Traffic, check
 from headway.report.units import gigabytes, metric
 from headway.roofline.hardware import Hardware
-from headway.roofline.step import Layout, StepTime
+from headway.roofline.step import StepTime, can_split
+from headway.roofline.work import Layout
 from headway.shape.formats import nominal_bytes
 from headway.shape.model import ModelShape, store_as
 
 BASIS = (
     "The exact step-time model with constants fitted on public runs of the engine, and queueing. Basis "
-    "calibrated: such runs exist on this kind of device, with their p10-p90 range; extrapolated: they do not."
+    "calibrated: such runs exist on this kind of device (ranges: headway plan estimate); extrapolated: they do not."
 )
 DEGREES = (1, 2, 4, 8)
 NETWORK = 50e9  # bytes/s per GPU that ships caches from a prefill pool to a decode pool: one 400 Gbit/s port
@@ -56,7 +57,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """One way to build a replica. `basis`: where its constants are from; `low`, `high`: factors to p10 and p90."""
+    """One way to build a replica. `basis`: where its constants are from."""
 
     device: Hardware
     gpus: int
@@ -64,8 +65,6 @@ class Candidate(msgspec.Struct, frozen=True):
     attention_dp: int
     model: StepTime
     basis: str
-    low: float | None
-    high: float | None
 
     @property
     def name(self) -> str:
@@ -95,27 +94,27 @@ def search(model_name: str, shape: ModelShape, traffic: Traffic, target: Target,
                 rejected.append(row)
     # ties on price are common (a split pool of the same size): the quicker first token goes first
     found.sort(key=lambda row: (row.usd_per_hour, row.ttft_ms))
-    best = [
-        msgspec.structs.replace(row, rank=rank, flags=engine_flags(model_name, shape, row, wanted.kv))
-        for rank, row in enumerate(found[: wanted.most], start=1)
-    ]
     return Search(
-        model=shape.name, basis=BASIS, traffic=traffic, target=target, budget=wanted.budget, deployments=best,
-        considered=len(found) + len(rejected), rejected=rejected,
-        assumptions=_assumptions(traffic, wanted, {row.hardware for row in best}),
+        model=shape.name, basis=BASIS, traffic=traffic, target=target, budget=wanted.budget,
+        deployments=[
+            msgspec.structs.replace(row, rank=rank, flags=engine_flags(model_name, shape, row, wanted.kv))
+            for rank, row in enumerate(found[: wanted.most], start=1)
+        ],
+        considered=len(found) + len(rejected), rejected=rejected, assumptions=_assumptions(traffic, wanted),
     )  # fmt: skip
 
 
-def _assumptions(traffic: Traffic, wanted: Wanted, listed: set[str]) -> list[str]:
-    """What the ranking rests on: prices first, of the devices listed."""
-    lines = []
-    for device in wanted.hardware:
-        price = price_of(device, wanted)
-        if price is not None and device.name in listed:
-            line = price_assumption(device, price, price != (device.price and device.price.typical), "--prices")
-            lines.append(f"{line}; {gigabytes(device.usable)}")
+def _assumptions(traffic: Traffic, wanted: Wanted) -> list[str]:
+    """What the ranking rests on: prices first."""
+    priced = [(device, price_of(device, wanted)) for device in wanted.hardware]
+    lines = [
+        price_assumption(device, price, price != (device.price and device.price.typical), "--prices")
+        for device, price in priced
+        if price is not None
+    ]
     burst = "Poisson" if traffic.arrival_cv2 == 1 else f"arrivals with a squared variation of {traffic.arrival_cv2:.2g}"
     lines.append(f"{burst}; lengths at their mean; {traffic.cache_hit:.0%} of input cached (--cache-hit)")
+    lines += [f"{device.name}: {gigabytes(device.usable)} of memory" for device in wanted.hardware]
     if wanted.split:
         lines.append(f"a split ships caches over {metric(NETWORK, 'B/s')} per GPU (--no-split leaves splits out)")
     return lines
@@ -138,7 +137,7 @@ def candidates(shape: ModelShape, wanted: Wanted) -> Iterator[Candidate | Reject
                 if gpus > reachable:
                     yield Rejected(name, f"links join {reachable} of these devices at most")
                     continue
-                if stored.heads % gpus or (stored.kv_heads % gpus and gpus % stored.kv_heads):
+                if not can_split(stored, gpus):
                     yield Rejected(name, f"{stored.heads} heads cannot be split over {gpus} GPUs")
                     continue
                 for attention_dp in sorted({1, gpus}) if latent else (1,):
@@ -152,9 +151,8 @@ def _candidate(
     layout = Layout(gpus, attention_dp)
     known = constants(shape, device, engine, precision, gpus)
     model = StepTime(shape, device, layout, efficiency=known.efficiency, all_reduce=known.all_reduce)
-    if calibrated_step(shape, device, engine, precision, gpus)[1]:
-        return Candidate(device, gpus, precision, attention_dp, model, "extrapolated", None, None)
-    return Candidate(device, gpus, precision, attention_dp, model, "calibrated", known.low, known.high)
+    measured = not calibrated_step(shape, device, engine, precision, gpus)[1]
+    return Candidate(device, gpus, precision, attention_dp, model, "calibrated" if measured else "extrapolated")
 
 
 def price_of(device: Hardware, wanted: Wanted) -> float | None:
@@ -234,8 +232,6 @@ def _priced(
         memory=loop.memory, max_model_len=_context_limit(loop, traffic),
         batch=round(load.batch, 1), peak_batch=ceil(load.peak_batch), chunk=load.chunk, ttft_ms=ttft * 1e3,
         tpot_ms=load.tpot * 1e3, mean_tpot_ms=load.mean_tpot * 1e3, basis=c.basis,
-        tpot_p10_ms=None if c.low is None else load.tpot * c.low * 1e3,
-        tpot_p90_ms=None if c.high is None else load.tpot * c.high * 1e3,
         goodput=goodput, utilisation=traffic.rate / goodput, headroom=goodput / traffic.rate - 1,
         price_per_gpu_hour=price, usd_per_hour=hour,
         usd_per_million_input=hour * prefill_share / (tokens * traffic.input_tokens),

@@ -12,8 +12,8 @@ from headway.report.units import gigabytes, metric
 from headway.roofline.capacity import memory_batch, memory_plan
 from headway.roofline.collectives import all_reduce_of
 from headway.roofline.hardware import Hardware
-from headway.roofline.step import check_layout
-from headway.roofline.textbook import Replica, deploy, not_negative
+from headway.roofline.replica import Replica, Textbook, deploy, not_negative
+from headway.roofline.step import can_split, check_layout
 
 BOUNDS = ("textbook", "exact")
 MODES = (*BOUNDS, "calibrated")
@@ -61,6 +61,7 @@ class Setup(msgspec.Struct, frozen=True):
         replica = deploy(
             load_shape(self.model), device, self.gpus, precision=self.precision, kv=self.kv, math=self.math,
             peak=None if self.peak_tflops is None else self.peak_tflops * 1e12,
+            mode=Textbook if self.mode == "textbook" else Replica,
         )  # fmt: skip
         for field, value in (("--overhead-us", self.overhead_us), ("--skew", self.skew)):
             not_negative(field, value)
@@ -68,9 +69,7 @@ class Setup(msgspec.Struct, frozen=True):
         reduce = None
         if self.all_reduce or self.link_latency_us is not None or self.link_gbs is not None:
             reduce = all_reduce_of(self.all_reduce or "ring", self.link_bandwidth(device), self.link_seconds())
-        return msgspec.structs.replace(
-            replica, all_reduce=reduce, overhead=self.overhead_us * 1e-6, skew=self.skew, exact=self.mode != "textbook"
-        )
+        return msgspec.structs.replace(replica, all_reduce=reduce, overhead=self.overhead_us * 1e-6, skew=self.skew)
 
     def link_seconds(self) -> float:
         latency = LINK_LATENCY_US if self.link_latency_us is None else self.link_latency_us
@@ -141,10 +140,7 @@ def gpus_needed(replica: Replica, context: float, batch: int = 1, reserve: float
     """Fewest GPUs, of the numbers the model can be split over, that hold its weights and the caches of `batch`
     sequences; None if `MOST_GPUS` do not."""
     for gpus in range(1, MOST_GPUS + 1):
-        try:
-            check_layout(replica.shape, gpus)
-        except BadInput:
-            continue
-        if memory_batch(msgspec.structs.replace(replica, gpus=gpus), context, reserve) >= batch:
+        fewer = msgspec.structs.replace(replica, gpus=gpus)
+        if can_split(replica.shape, gpus) and memory_batch(fewer, context, reserve) >= batch:
             return gpus
     return None

@@ -13,18 +13,10 @@ from headway.plan.answers import Capacity, Frontier, Prefill, Step, TensorParall
 from headway.plan.setup import BOUNDS, MODES, Setup, gpus_needed, whole_from
 from headway.roofline import capacity as capacities
 from headway.roofline import frontier as frontiers
-from headway.roofline import textbook
-from headway.roofline.collectives import message_bytes
-from headway.roofline.exact import step_time
-from headway.roofline.step import (
-    StepCost,
-    StepTime,
-    check_layout,
-    decode_step,
-    mixed_step,
-    prefill_step,
-)
-from headway.roofline.textbook import Replica, not_negative, share
+from headway.roofline import replica as replicas
+from headway.roofline.replica import Replica, decode, not_negative, share
+from headway.roofline.step import StepCost, decode_step, mixed_step, prefill_step
+from headway.roofline.work import message_bytes
 
 if TYPE_CHECKING:
     from headway.plan.estimates import Calibrated
@@ -63,8 +55,6 @@ def step(
         **setup.about(replica, notes, assumptions, "exact" if notes else "")
         | {"kind": "estimate" if constants or mbu else "bound"},
         batch=batch, context=context, chunk=chunk, seconds=seconds,
-        p10=cost.seconds * constants.low if constants else None,
-        p90=cost.seconds * constants.high if constants else None,
         tokens_per_second=batch / seconds, tokens_per_second_per_user=1.0 / seconds,
         tokens_per_second_per_gpu=batch / seconds / setup.gpus, binds=cost.binds, largest_term=cost.largest,
         terms=cost.terms, fits=fits, gpus_needed=None if fits else gpus_needed(replica, context, batch),
@@ -79,25 +69,16 @@ def _step_cost(
     beside: StepShape | None = None,
 ) -> StepCost:
     whole_from(1, "--batch", batch)
-    if constants is None and beside is None:
-        return textbook.decode(replica, batch, context)
     whole_from(0, "--context", context)
-    model = step_time(replica)
-    if constants:
-        model = StepTime(
-            model.shape, model.hardware, model.layout, math=model.math, efficiency=constants.efficiency,
-            all_reduce=replica.all_reduce or constants.all_reduce, skew=model.skew,
-        )  # fmt: skip
+    model = replica.step_time(constants.efficiency, constants.all_reduce) if constants else replica.step_time()
     decodes = decode_step(replica.shape, batch, context)
-    cost = model.explain(mixed_step(decodes, beside) if beside else decodes)
-    extra = cost.terms["overhead"] + replica.overhead
-    return StepCost(cost.seconds + replica.overhead, cost.binds, cost.terms | {"overhead": extra})
+    return model.explain(mixed_step(decodes, beside) if beside else decodes)
 
 
 def prefill(setup: Setup, input_tokens: int = 2000, cached_tokens: int = 0, mfu: float = 0.5) -> Prefill:
     """Prefill of one prompt (B4): the part of TTFT that is not queueing."""
     replica = setup.replica(BOUNDS)
-    cost = textbook.prefill(replica, input_tokens, mfu, cached=cached_tokens)
+    cost = replicas.prefill(replica, input_tokens, mfu, cached=cached_tokens)
     return Prefill(
         **setup.about(replica, assumptions=mfu_assumption(mfu)) | {"kind": kind_of(mfu)},
         input_tokens=input_tokens, cached_tokens=cached_tokens, mfu=mfu, seconds=cost.seconds,
@@ -131,7 +112,7 @@ def capacity(setup: Setup, context: int = 4096, tpot_ms: float | None = None, re
     whole_from(1, "--context", context)
     replica, reserve = setup.replica(BOUNDS), reserve_gb * 1e9
     found = capacities.capacity(replica, context, None if tpot_ms is None else tpot_ms * 1e-3, reserve)
-    seconds = textbook.decode(replica, found.batch, context).seconds if found.batch else None
+    seconds = decode(replica, found.batch, context).seconds if found.batch else None
     return Capacity(
         **setup.about(replica, assumptions=(f"{reserve_gb:g} GB kept for activations (--reserve-gb)",))
         | {"memory": capacities.memory_plan(replica, reserve)},
@@ -149,13 +130,7 @@ def tensor_parallel(
         raise BadInput("--degrees", "accepted: whole numbers, like 1,2,4,8")
     named = setup if setup.all_reduce else msgspec.structs.replace(setup, all_reduce="ring")
     replica = msgspec.structs.replace(named, gpus=1).replica(BOUNDS)
-    if setup.mode == "textbook":
-        costs = textbook.tensor_parallel(replica, list(degrees), batch, context)
-    else:
-        costs = {}
-        for degree in degrees:
-            check_layout(replica.shape, degree, field="--degrees")
-            costs[degree] = textbook.decode(msgspec.structs.replace(replica, gpus=degree), batch, context)
+    costs = replicas.tensor_parallel(replica, degrees, batch, context)
     latency = setup.link_seconds()
     widest = msgspec.structs.replace(replica, gpus=max(degrees))
     return TensorParallel(
@@ -163,7 +138,7 @@ def tensor_parallel(
         link_latency_us=latency * 1e6, message_bytes=message_bytes(replica.shape, batch),
         seconds={degree: cost.seconds for degree, cost in costs.items()},
         best_degree=min(costs, key=lambda degree: costs[degree].seconds),
-        best_degree_continuous=textbook.best_degree_continuous(replica, latency) if latency else None,
+        best_degree_continuous=replicas.best_degree_continuous(replica, latency) if latency else None,
         binds={degree: cost.binds for degree, cost in costs.items()},
         terms={degree: cost.terms for degree, cost in costs.items()},
         fits={n: replica.weights < n * replica.hardware.usable for n in costs},

@@ -6,23 +6,22 @@ beside this file, written by `benchmarks/fit_planner.py` and by nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from math import exp
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from headway.roofline.constants import family, ideal, resolve
-from headway.roofline.deployment import Deployment, quantities
-from headway.roofline.hardware import Hardware
-from headway.roofline.loop import Loop
+from headway.roofline.collectives import AllReduce
+from headway.roofline.constants import IDEAL, family, resolve
+from headway.roofline.deployment import Deployment
+from headway.roofline.loop import PARTS, Columns, Fleet, Loop, StepTimes, constants
 from headway.roofline.step import Efficiency
-from headway.shape.model import ModelShape
 
 FILE = Path(__file__).with_name("calibration.json")
 METRICS = ("tpot", "ttft")
-TERMS = ("matmuls", "cache", "all_reduce", "launch", "host", "prompts")
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -39,8 +38,8 @@ class Estimate(msgspec.Struct, frozen=True):
     Attributes:
         label: "estimate", or "bound" when the model abstains.
         tpot, ttft: ranges in seconds, None when it abstains.
-        bound_tpot, bound_ttft: seconds no deployment of this kind can beat without drafts: peak rates, no overhead, no
-            interference.
+        bound_tpot, bound_ttft: seconds no deployment of this kind can beat: peak rates, drafts all accepted, no
+            overhead, no interference.
         reason: why it abstains, "" when it does not.
         terms: seconds per token of each part of a decode step, and of prompts beside it, that add up to the TPOT;
             empty when it abstains.
@@ -65,7 +64,7 @@ class Region(msgspec.Struct, frozen=True):
     output: tuple[float, float]
     concurrency: tuple[float, float]
     gpus: tuple[float, float]
-    groups: tuple[str, ...]  # model, system and engine of runs in the fit: narrower ranges
+    seen: dict[str, tuple[str, ...]]  # level of `SEEN` -> names of it in the fit
 
 
 class Calibration(msgspec.Struct, frozen=True):
@@ -75,7 +74,7 @@ class Calibration(msgspec.Struct, frozen=True):
         source: provenance: file, rows, date, licence.
         offsets: kind of model -> constant -> level label -> offset (see `constants.py`).
         spread: metric -> class of deployment -> (10th, 90th percentile of log(measured / predicted)), from runs left
-            out of the fit. The class says dense or moe, and whether runs of this model, system and engine were fitted.
+            out of the fit. The class says dense or moe, and what is new about the deployment.
         region: where it may be used.
     """
 
@@ -94,9 +93,11 @@ class Calibration(msgspec.Struct, frozen=True):
             return []
         reasons = [self.outside(deployment) for deployment in deployments]
         reasons = [doubt or reason for doubt, reason in zip(doubts or [""] * len(reasons), reasons, strict=True)]
-        columns = quantities(deployments)
-        bounds = Loop(columns, ideal(len(deployments))).solve()
-        found = Loop(columns, resolve(self.offsets, deployments)).solve()
+        fleet = Fleet.of(deployments)
+        bounds = Loop(fleet, StepTimes(fleet), IDEAL).solve()
+        loop = Loop.calibrated(fleet, resolve(self.offsets, deployments))
+        found = loop.solve()
+        found |= loop.parts(found)
         return [
             self._estimate(deployment, reason, bounds, found, index)
             for index, (deployment, reason) in enumerate(zip(deployments, reasons, strict=True))
@@ -106,21 +107,23 @@ class Calibration(msgspec.Struct, frozen=True):
         self,
         deployment: Deployment,
         reason: str,
-        bounds: Mapping[str, np.ndarray],
-        found: Mapping[str, np.ndarray],
+        bounds: Columns,
+        found: Columns,
         index: int,
     ) -> Estimate:
         floor_tpot, floor_ttft = (float(bounds[metric][index]) for metric in METRICS)
         if reason:
             return Estimate("bound", floor_tpot, floor_ttft, reason=reason)
-        tpot, ttft = (self._range(metric, deployment, float(found[metric][index])) for metric in METRICS)
-        gain = float(found["tpot"][index]) / sum(float(found[name][index]) for name in TERMS)  # of drafts
-        terms = {name: gain * float(found[name][index]) for name in TERMS}
+        middle = [float(found[metric][index]) for metric in METRICS]
+        factors = [self.range(metric, deployment) for metric in METRICS]
+        tpot, ttft = (Range(p50 * low, p50, p50 * high) for p50, (low, high) in zip(middle, factors, strict=True))
+        terms = {name: float(found[name][index]) for name in PARTS}
         return Estimate("estimate", floor_tpot, floor_ttft, tpot, ttft, terms=terms)
 
-    def _range(self, metric: str, deployment: Deployment, middle: float) -> Range:
-        low, high = self.spread[metric][spread_class(deployment, group_of(deployment) in self.region.groups)]
-        return Range(middle * float(np.exp(low)), middle, middle * float(np.exp(high)))
+    def range(self, metric: str, deployment: Deployment) -> tuple[float, float]:
+        """p10 and p90 over the estimate."""
+        low, high = self.spread[metric][spread_class(deployment, novelty(deployment, self.region))]
+        return exp(low), exp(high)
 
     def outside(self, deployment: Deployment) -> str:
         """Why this deployment is outside the validated region; "" if it is inside."""
@@ -145,36 +148,52 @@ class Calibration(msgspec.Struct, frozen=True):
                 return f"{name} {getattr(deployment, name):g} is outside the measured {least:g} to {most:g}"
         return ""
 
-    def efficiency(
-        self, shape: ModelShape, hardware: Hardware, engine: str, precision: str = "bf16", gpus: int = 1
-    ) -> Efficiency:
-        """The constants as `StepTime` takes them: for estimates of single steps, in the planner and the simulator.
-
-        The all-reduce is not among them; `StepTime` has its own model of it.
-        """
-        deployment = Deployment(shape, hardware, engine, 1.0, 1024.0, 1024.0, precision=precision, gpus=gpus)
-        value = {name: float(column[0]) for name, column in resolve(self.offsets, [deployment]).items()}
-        layer = value["layer"] + value["moe_layer"] * (shape.moe.layers / shape.layers if shape.moe else 0.0)
-        return Efficiency(
-            stream=value["stream"], stream_experts=value["stream_experts"], stream_cache=value["stream_cache"],
-            linear=value["linear"], experts=value["expert_linear"], attention=value["attention"],
-            prefill_attention=value["prefill_attention"], step=value["step"], layer=layer, row=value["row"],
-        )  # fmt: skip
+    def constants(self, deployment: Deployment) -> tuple[Efficiency, AllReduce]:
+        """The constants as `StepTime` takes them: for single steps, in the planner and the simulator."""
+        columns = constants(Fleet.of([deployment]), resolve(self.offsets, [deployment]))
+        return tuple(
+            msgspec.structs.replace(one, **{
+                name: float(value[0]) for name, value in msgspec.structs.asdict(one).items()
+                if isinstance(value, np.ndarray)
+            })
+            for one in columns
+        )  # type: ignore[return-value]  # fmt: skip
 
 
-def group_of(deployment: Deployment) -> str:
-    """Model, system and engine: what is left out together, and what a narrower range is earned by."""
-    return f"{deployment.shape.name} {deployment.hardware.name} {deployment.engine}"
+def _model(d: Deployment) -> str:
+    """Models of one shape are one model."""
+    return f"{d.shape.n_params / 1e9:.4g}B"
 
 
-def spread_class(deployment: Deployment, seen: bool) -> str:
-    """Key of the residuals a deployment's range comes from."""
-    if deployment.disaggregated or deployment.speculation == "unrecorded":
-        split = "disaggregated" if deployment.disaggregated else "aggregated"
-        kind = f"{deployment.kind} {split}, drafts {deployment.speculation}"
-    else:
-        kind = deployment.kind
-    return f"{kind}, {'fitted' if seen else 'new'} group"
+def _cell(d: Deployment) -> str:
+    return f"{d.engine} {d.precision} {family(d.hardware.name)}"
+
+
+# What a fit may have seen of a deployment, and how its range is named where that is the first it has not seen. Each
+# name's residuals are of runs predicted without any run of the same.
+SEEN: dict[str, Callable[[Deployment], str]] = {
+    "cell": _cell,
+    "model": _model,
+    "system": lambda d: d.hardware.name,
+    "group": lambda d: f"{_model(d)} {d.hardware.name} {d.engine} {d.precision}",
+}
+FITTED = "fitted"
+
+
+def novelty(deployment: Deployment, region: Region) -> str:
+    """What is new about a deployment: its engine on this precision and family of devices ("cell"), its model, its
+    system, these together ("group"), or nothing ("fitted")."""
+    return next((level for level, of in SEEN.items() if of(deployment) not in region.seen[level]), FITTED)
+
+
+LOADS = ("", " disaggregated", ", drafts unrecorded", " disaggregated, drafts unrecorded")
+
+
+def spread_class(deployment: Deployment, new: str) -> str:
+    """Key of the residuals a deployment's range comes from: one of `LOADS` after its kind, and what is new about it."""
+    apart = " disaggregated" if deployment.disaggregated else ""
+    drafts = ", drafts unrecorded" if deployment.drafts is None else ""
+    return f"{deployment.kind}{apart}{drafts}: {new}"
 
 
 @cache

@@ -15,7 +15,7 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.roofline.hardware import Hardware, Link
-from headway.shape.model import ModelShape
+from headway.roofline.work import larger
 
 KINDS = ("ring", "one-shot")
 US = 1e-6
@@ -41,16 +41,14 @@ class AllReduce(msgspec.Struct, frozen=True):
     host: float = 0.0
     limit: float = 0.0
 
-    def seconds(self, message: float, gpus: int) -> float:
-        """Seconds to all-reduce `message` bytes over `gpus` (B7; 0 for one GPU or no bytes)."""
-        if gpus <= 1 or message <= 0:
-            return 0.0
+    def seconds(self, message: float, gpus: float) -> float:
+        """Seconds to all-reduce `message` bytes over `gpus` (B7; 0 for one GPU or no bytes), or arrays of both."""
         if self.kind == "one-shot":
             hops, traffic = 1.0, gpus - 1.0
         else:
             hops, traffic = 2.0 * (gpus - 1), 2.0 * (gpus - 1) / gpus
         moved = self.floor + self.per_gpu * gpus + hops * self.alpha + traffic * message / self.bandwidth
-        return max(self.host, moved)
+        return larger(self.host, moved) * (gpus > 1) * (message > 0)
 
 
 class Fastest(msgspec.Struct, frozen=True):
@@ -58,7 +56,8 @@ class Fastest(msgspec.Struct, frozen=True):
 
     ways: tuple[AllReduce, ...]
 
-    def seconds(self, message: float, gpus: int) -> float:
+    def seconds(self, message: float, gpus: float) -> float:
+        """Seconds of the quickest; floats only."""
         times = [way.seconds(message, gpus) for way in self.ways if not way.limit or message <= way.limit]
         return min(times) if times else 0.0
 
@@ -105,8 +104,3 @@ LINK_SHARE = {"NVLink3": 0.75, "PCIe3": 0.33}
 def _usable(link: Link) -> float:
     """Bytes/s one GPU sends to its neighbours while all do."""
     return link.bandwidth * next((share for name, share in LINK_SHARE.items() if link.name.startswith(name)), 1.0)
-
-
-def message_bytes(shape: ModelShape, tokens: float) -> float:
-    """What one all-reduce of a step adds up: the residual of every token in 16 bits (B7)."""
-    return tokens * shape.d_model * 2.0

@@ -34,7 +34,7 @@ def _attention(deployment: Deployment) -> str:
 
 def _recipe(deployment: Deployment) -> str | None:
     """Whose recipe decided about drafts, for runs that do not say: the release, or the split of a decode worker."""
-    if deployment.speculation != "unrecorded":
+    if deployment.drafts is not None:
         return None
     if not deployment.disaggregated:
         return f"{deployment.engine} {deployment.version}"
@@ -98,13 +98,15 @@ CONSTANTS = (
     Constant("row", "seconds per sequence and step on the host", 5e-6, 0.7, _ENGINE),
     Constant("eager", "seconds per layer to launch a step with prompt tokens", 100e-6, 0.7, _ENGINE),
     Constant("interference", "prompt tokens beside a decode step, over c * prompt / output", 0.95, 0.1, _ENGINE),
-    Constant("overlap", "odds that prompt pieces share a step with decodes", 1.0, 1.0, _ENGINE),
-    Constant("sharpness", "how sharply memory and arithmetic bounds meet", 3.0, 0.3),
-    Constant("expert_sharpness", "the same in routed experts", 2.0, 0.2),
+    Constant("mixing", "odds that prompt pieces share a step with decodes", 1.0, 1.0, _ENGINE),
+    Constant("overlap", "of reading or arithmetic, hidden behind the other where both are equal",
+             0.75, 0.2, scale="share"),
     Constant("spread", "experts touched over those of independent tokens, as tokens", 0.8, 0.3, (), "share"),
     Constant("permute", "passes over the tokens' copies around routed experts", 3.0, 0.5, _ENGINE),
     Constant("tile", "rows an expert's matrices are padded by", 4.0, 0.5),
     Constant("imbalance", "busiest GPU over the mean under expert parallelism", 1.1, 0.15, _ENGINE),
+    Constant("acceptance", "probability that a drafted token is accepted", 0.75, 0.2, (), "share"),
+    Constant("draft", "seconds of drafting a token, over a step's", 0.04, 0.5),
     Constant("speculation", "log of the gain of drafts where runs do not say if they drafted", 0.0, 0.3,
              ("engine", "recipe"), scale="log"),
 )  # fmt: skip
@@ -118,12 +120,9 @@ FIRST_TOKEN = (
     Constant("front_row", "seconds per request in flight, in front of the engine", 3e-4, 0.8, _MODE),
 )
 ALL = CONSTANTS + FIRST_TOKEN
-# A bound: everything at its peak, nothing in between, no interference beyond what cannot overlap.
+# Of a bound: no interference beyond what cannot overlap, and nothing besides the own prompt.
 IDEAL = {
-    "stream": 1.0, "stream_experts": 1.0, "stream_cache": 1.0, "linear": 1.0, "expert_linear": 1.0, "attention": 1.0,
-    "prefill_attention": 1.0, "link": np.inf, "hop": 0.0, "hop_growth": 0.0, "layer": 0.0, "moe_layer": 0.0,
-    "step": 0.0, "row": 0.0, "eager": 1e-12, "interference": 1e-12, "overlap": 1e9, "sharpness": 64.0,
-    "expert_sharpness": 64.0, "spread": 1.0, "permute": 0.0, "tile": 0.0, "imbalance": 1.0, "speculation": 0.0,
+    "interference": 0.0, "mixing": 1e9, "acceptance": 1.0 - 1e-9, "draft": 0.0, "speculation": 0.0,
     "prompt_extra": 0.0, "queue": 0.0, "burst": 0.0, "admission": 0.0, "front": 0.0, "front_row": 0.0,
 }  # fmt: skip
 
@@ -155,8 +154,3 @@ def resolve(offsets: Offsets, deployments: Sequence[Deployment]) -> dict[str, np
             ]
         resolved[constant.name] = constant.value(typical(constant, deployments), total)
     return resolved
-
-
-def ideal(count: int) -> dict[str, np.ndarray]:
-    """The constants of the bound, for `count` deployments."""
-    return {name: np.full(count, value) for name, value in IDEAL.items()}

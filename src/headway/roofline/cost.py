@@ -6,7 +6,7 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.roofline.capacity import memory_batch
-from headway.roofline.textbook import Replica, cache_bytes, decode, prefill, share
+from headway.roofline.replica import Replica, decode, prefill, share
 
 
 class TokenCost(msgspec.Struct, frozen=True):
@@ -65,17 +65,14 @@ def token_cost(
     )  # fmt: skip
 
 
-def price_ratio(d: Replica, batch: float, context: float, mfu: float = 0.5, input_tokens: float = 2000) -> float:
-    """Output over input price: MFU * (I* s_W / (2B) + I* m_KV T / (2N)) (B9): the weights are shared by B tokens only,
-    and a written token reads its own cache. Memory-bound decode, prefill's attention left out; exact mode has both,
-    and prompts of `input_tokens`."""
-    share("--mfu", mfu)
-    if d.exact:
-        prompt = prefill(d, input_tokens, mfu).seconds / input_tokens
-        return decode(d, batch, context).seconds / batch / prompt
-    ridge = d.pi / d.hardware.bandwidth
-    active = d.shape.n_active
-    return mfu * ridge * (d.weights / (2.0 * active * batch) + cache_bytes(d, context) / (2.0 * active))
+def price_ratio(
+    d: Replica, batch: float, context: float, mfu: float = 0.5, input_tokens: float = 2000,
+    prefill_attention: bool = False,
+) -> float:  # fmt: skip
+    """Output over input price: MFU * (I* s_W / (2B) + I* m_KV T / (2N)) while decode is memory-bound and prefill's
+    attention is left out (B9): the weights are shared by B tokens only, and a written token reads its own cache."""
+    prompt = prefill(d, input_tokens, mfu, prefill_attention).seconds / input_tokens
+    return decode(d, batch, context).seconds / batch / prompt
 
 
 class PriceRow(msgspec.Struct, frozen=True):
@@ -101,11 +98,11 @@ def price_table(
     hour = usd_per_gpu_hour * d.gpus
     rows = []
     for batch in batches:
-        terms = decode(d, batch, 0).terms
-        rate = batch / terms["weights"]
+        step = decode(d, batch, 0)
+        rate = batch / step.weights
         cost = token_cost(d, batch, 0, usd_per_gpu_hour, mfu=mfu, prefill_attention=False)
         rows.append(PriceRow(
-            batch, terms["weights"], rate, usd_per_million(hour, rate), cost.usd_per_million_input,
-            batch * cache_bytes(d, context) / 1e9, batch <= most, terms["arithmetic"],
+            batch, step.weights, rate, usd_per_million(hour, rate), cost.usd_per_million_input,
+            batch * d.sequence_bytes(context) * d.gpus / 1e9, batch <= most, step.compute,
         ))  # fmt: skip
     return rows

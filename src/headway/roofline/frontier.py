@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from headway.roofline import exact
 from headway.roofline.capacity import memory_batch
-from headway.roofline.textbook import Replica, decode, margins
+from headway.roofline.replica import Replica, decode, margins
 
 
 class FrontierPoint(msgspec.Struct, frozen=True):
@@ -41,12 +40,13 @@ class Frontier(msgspec.Struct, frozen=True):
 
 
 def knee(d: Replica) -> float | None:
-    """B* = s_W*I* N/(2*N_act) with every weight read, which is s_W*I*/2 for a dense model (B5)."""
+    """The batch where arithmetic catches up with reading the weights, caches left out: B* = s_W*I* N/(2*N_act) with
+    every weight read, which is s_W*I*/2 for a dense model (B5)."""
     if d.pi == float("inf"):
         return None
-    if d.exact:
-        return exact.knee(d)
-    return d.weights / d.hardware.bandwidth * d.pi / (2.0 * d.shape.n_active)
+    unit = d.amounts()
+    read = unit.linear_read + unit.head_read + unit.expert_read * unit.experts
+    return read / d.hardware.bandwidth * d.pi / (unit.linear_flops + unit.head_flops + unit.expert_flops)
 
 
 def critical_context(d: Replica) -> float | None:

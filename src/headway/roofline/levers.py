@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from headway.roofline import exact
 from headway.roofline.capacity import memory_batch
-from headway.roofline.speculation import Draft, best_length
-from headway.roofline.step import StepCost
-from headway.roofline.textbook import Replica, decode, requantised, streamed_weights
+from headway.roofline.replica import Replica, decode, requantised
+from headway.roofline.speculation import Draft, best_length, verify_costs
+from headway.roofline.step import StepCost, can_split
 from headway.shape.formats import nominal_bytes
 from headway.shape.model import KVGroup, ModelShape
 
@@ -70,7 +69,7 @@ def levers(
     if output_tokens > 1:
         half = mean_context(input_tokens, output_tokens / 2)
         table.append(lever("half the output (or thinking) tokens", "kv", d, half, "and half the steps per answer"))
-    if not d.exact or exact.can_split(d, 2 * d.gpus):
+    if can_split(d.shape, 2 * d.gpus):
         twice = msgspec.structs.replace(d, gpus=2 * d.gpus)
         table.append(lever("twice the GPUs", "weights", twice, note="twice the price"))
     table.append(_speculation(d, batch, context, draft))
@@ -79,8 +78,8 @@ def levers(
 
 
 def _term(cost: StepCost, term: str) -> float:
-    """Seconds of a term; exact mode has experts and head apart from the other weights."""
-    return sum(cost.terms.get(name, 0.0) for name in (("weights", "experts", "head") if term == "weights" else (term,)))
+    """Seconds of a term; all matrices are one here."""
+    return cost.weights if term == "weights" else cost.sum(term)
 
 
 def _windowed(shape: ModelShape, window: int) -> ModelShape | None:
@@ -99,23 +98,14 @@ def _windowed(shape: ModelShape, window: int) -> ModelShape | None:
 def _speculation(d: Replica, batch: int, context: float, draft: Draft) -> Lever:
     """Verification over k+1 positions costs arithmetic, and in a mixture the experts the further positions touch: what
     it gains shrinks as the batch grows."""
-    plain = decode(d, batch, context)
-
-    def verify(k: int) -> float:
-        if d.exact:
-            return exact.verification(d, batch, k, context) / plain.seconds
-        read = streamed_weights(d, batch * (k + 1)) / d.beta + plain.terms["kv"]
-        work = (plain.terms["arithmetic"] + plain.terms["attention"]) * (k + 1)
-        return (max(read, work) + plain.terms["all_reduce"] + plain.terms["overhead"]) / plain.seconds
-
-    k, gain = best_length(draft, 8, [verify(k) for k in range(9)])
+    step = decode(d, batch, context).seconds
+    k, gain = best_length(draft, 8, verify_costs(d.step_time(), batch, context, 8))
     fits = memory_batch(d, context)
     accepted = "as the curve says" if draft.curve else f"if {draft.acceptance:.0%} are accepted"
     note = f"{k} drafts per step, {accepted}" if k else "a loss at this batch"
     return Lever(
-        "speculative decoding", "steps per token", plain.seconds, plain.seconds / gain, plain.seconds,
-        plain.seconds / gain, gain, fits, fits, note,
-    )  # fmt: skip
+        "speculative decoding", "steps per token", step, step / gain, step, step / gain, gain, fits, fits, note
+    )
 
 
 def _prefix(d: Replica, batch: int, context: float, hit_share: float) -> Lever:

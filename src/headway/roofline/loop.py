@@ -1,4 +1,4 @@
-"""Time per output token and time to first token of a closed loop, from physical quantities and named constants.
+"""Time per output token and time to first token of a closed loop: queueing over the one step-time model.
 
 A replica with `c` requests in flight alternates steps that only decode with steps that also compute a piece of some
 new prompt. Every request needs one prompt per `output` tokens, so over one request's life the other c - 1 put
@@ -8,117 +8,231 @@ separates a textbook figure from a measured one. With f the share of a request's
     b     = 1 + (c - 1) f                      requests decoding in a step (never more than the cache holds)
     q     = interference (c - 1) f prompt/output        prompt tokens per step
     phi   = min(1, q / chunk)                  share of steps that carry a chunk
-    decode = matmuls(b) + cache reads + all-reduce + launches + host
-    mixed  = matmuls(b + q/phi) + cache reads + prompt attention + ...      the chunk shares the weights' read
-    apart  = decode + the chunk computed by itself                          engines that do not mix
-    TPOT  = (1 - phi) decode + phi (overlap of mixed and apart)
+    decode = step(b decodes)                   every step is StepTime's
+    mixed  = step(b decodes + q/phi prompt tokens)      the chunk shares the weights' read
+    apart  = decode + step(q/phi prompt tokens)         engines that do not mix
+    TPOT  = ((1 - phi) decode + phi (overlap of mixed and apart)) / tokens accepted of a request's drafts and its own
 
 TTFT = own prompt + waiting for a step, for other prompts, for the opening burst of the run, and for cache room.
+Columns are numpy arrays with one entry per deployment: one evaluation serves a fit over thousands of measured rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import msgspec
 import numpy as np
 
-from headway.roofline.deployment import Columns
+from headway.core.step import StepShape
+from headway.roofline.collectives import AllReduce
+from headway.roofline.deployment import Deployment, experts_only
+from headway.roofline.step import BOUND, Efficiency, StepTime, mixed_step
+from headway.roofline.work import TERMS, Amounts, Cache, amounts_of
+from headway.shape.model import KVGroup
+
+Columns = dict[str, np.ndarray]
 
 CHUNK = 8192.0  # prompt tokens per step: the default budget of all three engines on these devices
 ROUNDS = 3  # of the fixed point between the decoding share f and the times it depends on
+PARTS = ("weights", "experts", "head", "kv", "all_reduce", "overhead", "prompts")  # of a served token's time
+
+
+class Fleet(msgspec.Struct, frozen=True):
+    """Deployments as columns, nothing fitted in them.
+
+    Attributes:
+        amounts: of each replica's steps.
+        load: prompt, output, concurrency, capacity (sequences that fit), and what the devices are.
+        contexts: per KV group, (positions a decode reads at its mean context, mean pairs of a prompt token, window).
+    """
+
+    amounts: Amounts
+    load: Columns
+    contexts: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]
+
+    @classmethod
+    def of(cls, deployments: Sequence[Deployment]) -> Fleet:
+        shapes = [deployment.stored for deployment in deployments]
+        groups = max(len(shape.groups) for shape in shapes)
+        contexts = [
+            [_context(d, shape.groups[index] if index < len(shape.groups) else None)
+             for d, shape in zip(deployments, shapes, strict=True)]
+            for index in range(groups)
+        ]  # fmt: skip
+        return cls(
+            _stacked([amounts_of(shape, d.layout) for d, shape in zip(deployments, shapes, strict=True)], groups),
+            {name: np.array([float(of(d)) for d in deployments]) for name, of in LOAD.items()},
+            tuple((column[0], column[1], column[2]) for column in map(np.transpose, contexts)),
+        )
+
+    def __getitem__(self, rows: np.ndarray) -> Fleet:
+        """Some of them."""
+        taken = msgspec.structs.replace(
+            self.amounts,
+            caches=tuple(Cache(*(column[rows] for column in _floats(cache))) for cache in self.amounts.caches),
+            **{name: getattr(self.amounts, name)[rows] for name in NUMBERS},
+        )
+        load = {name: column[rows] for name, column in self.load.items()}
+        return Fleet(taken, load, tuple(tuple(column[rows] for column in group) for group in self.contexts))
+
+
+NUMBERS = tuple(name for name in Amounts.__struct_fields__ if name != "caches")
+LOAD = {
+    "prompt": lambda d: d.prompt,
+    "output": lambda d: d.output,
+    "concurrency": lambda d: d.concurrency,
+    "capacity": lambda d: d.capacity,
+    "disaggregated": lambda d: d.disaggregated,
+    "drafts": lambda d: d.drafts or 0,
+    "unrecorded": lambda d: d.drafts is None,
+    "expert_parallel": lambda d: d.expert_parallel,
+    "moe_share": lambda d: d.shape.moe.layers / d.shape.layers if d.shape.moe else 0.0,
+    "gpus": lambda d: d.gpus,
+    "bandwidth": lambda d: d.hardware.bandwidth,
+    "link": lambda d: d.hardware.link.bandwidth if d.hardware.link else np.inf,
+    "peak": lambda d: _peak(d, d.precision),  # of routed experts
+    "body_peak": lambda d: _peak(d, "bf16" if experts_only(d) else d.precision),
+    "peak16": lambda d: _peak(d, "bf16"),  # of attention and head
+}
+
+
+def _peak(deployment: Deployment, precision: str) -> float:
+    device = deployment.hardware
+    return device.peaks[device.math_for(precision)]
+
+
+def _context(deployment: Deployment, group: KVGroup | None) -> tuple[float, float, float]:
+    if group is None or group.kind == "state":
+        return 0.0, 0.0, np.inf
+    seen = min(x for x in (deployment.prompt / 2, group.window, group.read_limit) if x is not None)
+    return group.read(deployment.prompt + deployment.output / 2), seen, group.window or np.inf
+
+
+def _floats(cache: Cache) -> tuple[Any, ...]:
+    return cache.read, cache.flops, cache.chunk_read, cache.chunk_flops
+
+
+def _stacked(several: Sequence[Amounts], groups: int) -> Amounts:
+    """Amounts of many replicas, arrays in place of floats. What a query reads is already limited in `contexts`."""
+    padded = [[*one.caches, *(Cache() for _ in range(groups - len(one.caches)))] for one in several]
+    caches = tuple(
+        Cache(*np.array([_floats(caches[index]) for caches in padded]).transpose()) for index in range(groups)
+    )
+    columns: dict[str, Any] = {name: np.array([float(getattr(one, name)) for one in several]) for name in NUMBERS}
+    return Amounts(caches=caches, **columns)
+
+
+class StepTimes(StepTime):
+    """`StepTime` of every deployment of a fleet at once: the same formula over arrays."""
+
+    def __init__(self, fleet: Fleet, efficiency: Efficiency = BOUND, all_reduce: AllReduce | None = None) -> None:
+        self.amounts, self.efficiency, self.all_reduce, self.skew = fleet.amounts, efficiency, all_reduce, 0.0
+        load: Mapping[str, Any] = fleet.load
+        self.pi, self.beta, self.gpus = load["peak"], load["bandwidth"], load["gpus"]
+
+    def predict(self, step: StepShape) -> Any:
+        return self.seconds(self.work(step), self.communication(step.tokens))
+
+
+def constants(fleet: Fleet, k: Mapping[str, Any]) -> tuple[Efficiency, AllReduce]:
+    """The calibration's constants as `StepTime` takes them, as columns. Shares of peak arithmetic become shares of the
+    experts' peak, which is a replica's one `pi`."""
+    q: Mapping[str, Any] = fleet.load
+    apart: Any = np.where(q["expert_parallel"] > 1, k["imbalance"], 1.0)
+    wide = q["peak16"] / q["peak"]
+    efficiency = Efficiency(
+        stream=k["stream"], stream_experts=k["stream_experts"], stream_cache=k["stream_cache"],
+        linear=k["linear"] * q["body_peak"] / q["peak"], head_linear=k["linear"] * wide, experts=k["expert_linear"],
+        attention=k["attention"] * wide, prefill_attention=k["prefill_attention"] * wide, overlap=k["overlap"],
+        spread=k["spread"], tile=k["tile"], permute=k["permute"],
+        imbalance=apart,
+        step=k["step"], layer=k["layer"] + k["moe_layer"] * q["moe_share"], row=k["row"], eager=k["eager"],
+    )  # fmt: skip
+    latency = k["hop"] * (1 + k["hop_growth"] * np.log2(q["gpus"]))
+    return efficiency, AllReduce("ring", q["link"] * k["link"], floor=latency)
 
 
 class Loop:
-    """Evaluates one set of quantities under one set of constants (both columns of equal length)."""
+    """The closed loop of a fleet: `model` prices every step, `k` holds the constants of queueing (`constants.py`)."""
 
-    def __init__(self, q: Columns, k: Mapping[str, np.ndarray]) -> None:
-        self.q, self.k = q, k
-        parallel = q["gpus"] > 1
-        self.n = q["gpus"]
-        self.split = np.where((q["attention_dp"] > 1) | (q["expert_parallel"] > 1), self.n, 1.0)
-        self.reduces = np.where(parallel, 2 * q["layers"], 0.0)
-        self.hop = self.reduces * k["hop"] * (1 + k["hop_growth"] * np.log2(self.n))
-        self.wire = self.reduces * 2 * (self.n - 1) / self.n * q["width"] * 2 / (q["link"] * k["link"])  # per token
-        self.fixed = q["layers"] * k["layer"] + q["moe_layers"] * k["moe_layer"] + k["step"]
+    def __init__(self, fleet: Fleet, model: StepTimes, k: Mapping[str, Any]) -> None:
+        self.fleet, self.q, self.model, self.k = fleet, fleet.load, model, k
 
-    def matmuls(self, tokens: np.ndarray, rows: np.ndarray | float) -> np.ndarray:
-        """Seconds of every matrix of one step; `rows` of its tokens get logits."""
-        q, k = self.q, self.k
-        read = q["body_bytes"] / (q["bandwidth"] * k["stream"])
-        work = 2 * (tokens * q["body_params"] / q["body_peak"] + rows * q["head_params"] / q["peak16"])
-        body = soft_max(read, work / self.n / k["linear"], k["sharpness"])
-        return body + np.where(q["experts"] > 1, self.routed(tokens), 0.0)
+    @classmethod
+    def calibrated(cls, fleet: Fleet, k: Mapping[str, Any]) -> Loop:
+        """Under fitted constants."""
+        return cls(fleet, StepTimes(fleet, *constants(fleet, k)), k)
 
-    def routed(self, tokens: np.ndarray) -> np.ndarray:
-        """Seconds of the routed experts: touched experts are read (B8), and each is computed in whole tiles."""
-        q, k = self.q, self.k
-        one = np.minimum(q["active"] / q["experts"], 1 - 1e-12)  # share of the experts a single token touches
-        touched = np.maximum(one, 1 - (1 - one) ** (tokens * k["spread"]))
-        read = (q["expert_bytes"] * touched + 1) / (q["bandwidth"] * k["stream_experts"])
-        padded = tokens * q["active"] / q["experts"] + touched * k["tile"]  # rows per expert, all experts
-        work = 2 * padded * q["expert_params"] / q["expert_peak"] / self.n / k["expert_linear"]
-        product = soft_max(read, work + 1e-12, k["expert_sharpness"])
-        product = product * np.where(q["expert_parallel"] > 1, k["imbalance"], 1.0)
-        moved = q["moe_layers"] * tokens * q["active"] * q["width"] * 2 / self.split  # bytes, one pass
-        return product + moved * k["permute"] / q["bandwidth"]
+    def decoding(self, batch: Any) -> StepShape:
+        """A step of `batch` decodes at the mean context, each with its drafts to check."""
+        positions: Any = self.q["drafts"] + 1
+        reads = tuple(batch * read for read, _, _ in self.fleet.contexts)
+        pairs = tuple(positions * read for read in reads)
+        return StepShape(positions * batch, batch, positions * batch, reads, pairs, reads, pairs)
 
-    def reduce(self, tokens: np.ndarray) -> np.ndarray:
-        """Two all-reduces a layer (B7); data-parallel attention exchanges only its own tokens, out and back."""
-        share = np.where(self.q["attention_dp"] > 1, 2 / self.n, 1.0)
-        return self.hop + self.wire * tokens * share
-
-    def prompt_attention(self, tokens: np.ndarray) -> np.ndarray:
-        return tokens * self.q["prefill_flops"] / (self.q["peak16"] * self.k["prefill_attention"])
+    def piece(self, tokens: Any) -> StepShape:
+        """A step of `tokens` of a prompt, from anywhere in it."""
+        before = np.maximum(self.q["prompt"] - tokens, 0.0) / 2
+        keys = tuple(np.minimum(before, window) + tokens for _, _, window in self.fleet.contexts)
+        pairs = tuple(tokens * seen for _, seen, _ in self.fleet.contexts)
+        none = tuple(0.0 * tokens for _ in keys)
+        one: Any = np.ones_like(tokens)
+        return StepShape(tokens, one, one, keys, pairs, none, none)
 
     def solve(self) -> Columns:
-        """Columns of seconds: `tpot`, `ttft`, the terms of a decode step, and the loop's state (`batch`, `held`)."""
-        q, k = self.q, self.k
+        """Columns of seconds, `tpot`, `ttft`, `decode` (a step without prompts), `extra` (prompts beside it, per token)
+        and `own` (a prompt alone), and the loop's state: `batch` decoding and `held` in the cache."""
+        tokens = self.tokens()
+        return tokens | {"ttft": self.first_token(tokens, self.k)}
+
+    def tokens(self) -> Columns:
+        """The same but for `ttft`, which nothing here depends on."""
+        q, k, step = self.q, self.k, self.model.predict
         prompt, output = q["prompt"], q["output"]
         held = np.minimum(q["concurrency"], q["capacity"])  # the rest waits for cache room
         chunk = np.minimum(prompt, CHUNK)
-        eager = q["layers"] * k["eager"]  # a step with prompt tokens is launched kernel by kernel
-        alone = self.matmuls(chunk, 1.0) + self.prompt_attention(chunk) + self.reduce(chunk) + self.fixed
-        own = np.maximum(1, prompt / CHUNK) * soft_max(alone, eager, k["sharpness"])
-        mixing = k["overlap"] / (1 + k["overlap"])
+        own = np.maximum(1, prompt / CHUNK) * step(self.piece(chunk))
+        mixing = k["mixing"] / (1 + k["mixing"])
+        accepted = (1 - k["acceptance"] ** (q["drafts"] + 1)) / (1 - k["acceptance"])  # tokens of a request per step
+        drafting = 1 + k["draft"] * q["drafts"]
         share = np.ones_like(held)
         for _ in range(ROUNDS):
             batch = 1 + (held - 1) * share
-            per_rank = np.maximum(batch / q["attention_dp"], 1)
-            read = per_rank * q["cache_read"] / (q["bandwidth"] * k["stream_cache"])
-            attend = per_rank * q["decode_flops"] / (q["peak16"] * k["attention"])
-            cache = np.maximum(read, attend)
-            rows = per_rank * k["row"]
-            matmuls = self.matmuls(batch, batch)
-            decode = matmuls + cache + self.reduce(batch) + self.fixed + rows
-            arriving = k["interference"] * (held - 1) * share * prompt / output
+            decodes = self.decoding(batch)
+            decode = step(decodes) * drafting
+            arriving = k["interference"] * (held - 1) * share * prompt / output * accepted
             phi = np.minimum(1.0, arriving / chunk)
-            piece = arriving / np.maximum(phi, 1e-9)
-            work = self.matmuls(batch + piece, batch) + cache + self.prompt_attention(piece)
-            mixed = soft_max(work + self.reduce(batch + piece) + self.fixed, eager, k["sharpness"]) + rows
-            piece_alone = self.matmuls(piece, 1.0) + self.prompt_attention(piece) + self.reduce(piece) + self.fixed
-            apart = decode + soft_max(piece_alone, eager, k["sharpness"])
-            extra = phi * (mixing * mixed + (1 - mixing) * apart - decode) * (q["disaggregated"] == 0)
-            tpot = decode + extra
+            piece = self.piece(arriving / np.maximum(phi, 1e-9))
+            mixed = step(mixed_step(decodes, piece)) * drafting
+            beside = mixing * mixed + (1 - mixing) * (decode + step(piece))
+            extra = phi * (beside - decode) * (q["disaggregated"] == 0)
+            tpot = (decode + extra) / accepted
             share = np.where(q["disaggregated"] > 0, 1.0, output * tpot / (output * tpot + own + decode))
         tpot = tpot * np.exp(-k["speculation"] * q["unrecorded"])
-        ttft = self.first_token(own, decode, tpot, held)
-        return {
-            "tpot": tpot, "ttft": ttft, "batch": batch, "held": held, "decode": decode, "matmuls": matmuls,
-            "cache": cache, "all_reduce": self.reduce(batch), "launch": self.fixed - k["step"],
-            "host": k["step"] + rows, "prompts": extra,
-        }  # fmt: skip
+        return {"tpot": tpot, "batch": batch, "held": held, "decode": decode, "extra": extra, "own": own}
 
-    def first_token(self, own: np.ndarray, decode: np.ndarray, tpot: np.ndarray, held: np.ndarray) -> np.ndarray:
+    def parts(self, solved: Columns) -> Columns:
+        """The terms of `tpot`, which add up to it."""
+        work = self.model.work(self.decoding(solved["batch"]))
+        e, reduce = self.model.efficiency, self.model.communication(work.tokens)
+        met = [e.meet(*side) for side in e.sides(work, self.model.pi, self.model.beta)]
+        named: Mapping[str, Any] = {read: seconds for (read, _), seconds in zip(TERMS, met, strict=True)}
+        terms = {name: named[name] for name in ("weights", "experts", "head")} | {
+            "kv": named["kv"] + named["prefill_kv"], "all_reduce": reduce,
+            "overhead": solved["decode"] - sum(met) - reduce, "prompts": solved["extra"],
+        }  # fmt: skip
+        gain = solved["tpot"] / (solved["decode"] + solved["extra"])  # of drafts
+        return {name: gain * terms[name] for name in PARTS}
+
+    def first_token(self, solved: Columns, k: Mapping[str, Any]) -> np.ndarray:
         """Own prompt, its share of the queue of prompts, the opening burst, the wait for cache room, the front end."""
-        q, k = self.q, self.k
-        life = q["output"] * tpot
+        q, held, own = self.q, solved["held"], solved["own"]
+        life = q["output"] * solved["tpot"]
         busy = np.minimum(held * own / (life + own), 0.95)
         queue = k["queue"] * own * busy / (2 * (1 - busy))
         burst = k["burst"] * (held - 1) * own / 2
         room = (q["concurrency"] - held) / held * life * k["admission"]
-        return k["front"] + k["front_row"] * held + (1 + k["prompt_extra"]) * own + queue + burst + room + decode
-
-
-def soft_max(a: np.ndarray, b: np.ndarray, sharpness: np.ndarray) -> np.ndarray:
-    """Both rooflines at once: the larger where they differ, above both where they meet (no perfect overlap)."""
-    return (a**sharpness + b**sharpness) ** (1 / sharpness)
+        alone = (1 + k["prompt_extra"]) * own + solved["decode"]
+        return np.asarray(k["front"] + k["front_row"] * held + alone + queue + burst + room)

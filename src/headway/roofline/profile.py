@@ -17,7 +17,7 @@ from headway.core.errors import BadInput
 from headway.roofline.hardware import Hardware
 from headway.roofline.step import Efficiency
 
-VERSION = 2  # of the profile file; 1 had no fits
+VERSION = 3  # of the profile file; raised when the constants of `Efficiency` mean something else
 GAP = 1.25  # a bandwidth this close to the median of a regime belongs to it
 FLIP = 1.15  # probes before and after a step that differ by more say that the machine changed while it ran
 

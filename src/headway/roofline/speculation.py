@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -57,15 +58,16 @@ def best_length(draft: Draft, longest: int, verify: Sequence[float] | None = Non
     return max(((k, speedup(draft, k, costs[k])) for k in range(longest + 1)), key=lambda pair: pair[1])
 
 
-def verify_step(shape: ModelShape, batch: int, context: int, k: int) -> StepShape:
+def verify_step(shape: ModelShape, batch: float, context: float, k: int) -> StepShape:
     """A step that verifies k drafts per row: k+1 positions each, the cache read once per row."""
     plain = decode_step(shape, batch, context)
     positions = k + 1
     pairs = tuple(count * positions for count in plain.pairs)
-    return StepShape(batch * positions, batch, batch * positions, plain.kv_tokens, pairs, plain.decode_kv_tokens, pairs)
+    rows: Any = batch
+    return StepShape(rows * positions, rows, rows * positions, plain.kv_tokens, pairs, plain.decode_kv_tokens, pairs)
 
 
-def verify_costs(model: StepTime, batch: int, context: int, longest: int) -> list[float]:
+def verify_costs(model: StepTime, batch: float, context: float, longest: int) -> list[float]:
     """Time of verifying k drafts relative to a plain decode step, k = 0..longest, at this batch and context: near 1
     while memory-bound, k+1 when compute-bound; a mixture's experts touched grow with the positions."""
     plain = model.predict(decode_step(model.shape, batch, context))
