@@ -269,6 +269,10 @@ def _short(r: Deployment) -> str:
     return f"{replicas} x TP{r.gpus}{dp} {r.hardware} {r.precision}"
 
 
+def _guessed(r: Deployment) -> str:
+    return "" if r.basis == "calibrated" else "~"
+
+
 def _commands(r: Deployment) -> list[Part]:
     """What runs it, engine by engine."""
     each = f", each of {r.replicas} replicas" if r.replicas > 1 and not r.prefill_replicas else ""
