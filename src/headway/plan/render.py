@@ -253,7 +253,8 @@ def _(a: Search) -> Document:
     tried = f"{a.considered} tried, {len(a.rejected)} rejected" + (" (the --html page says why)" if a.rejected else "")
     return Document(f"Deployments for {a.model}, cheapest first", [
         *told, Grid(head, rows),
-        Text("used: share of what it can carry; N+1: survives the loss of a replica; limit: what breaks first", "note"),
+        Text("used: share of what it can carry; N+1: survives the loss of a replica; limit: what breaks first; "
+             "~: extrapolated", "note"),
         Text(tried), *_commands(first),
         *_assumptions(a.assumptions),
     ], [
