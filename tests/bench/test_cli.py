@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import tokenizers
 
-from headway.bench.mock import MockServer, Script
 from headway.cli import main, options
 from headway.measure.probe import save_profile
 from headway.roofline.profile import Profile
+from tests.bench.mock import MockServer, Script
 
 QUICK = ("--no-self-test", "--stall-timeout", "0.4", "--request-timeout", "1")
 

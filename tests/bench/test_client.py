@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from headway.bench.client import Client, Endpoint, Limits
-from headway.bench.mock import FAULTS, MockServer, Script
 from headway.bench.records import FailureKind, Kind, RequestRecord
 from headway.core.errors import BadInput
+from tests.bench.mock import FAULTS, MockServer, Script
 
 APIS = ("chat", "completions", "anthropic")
 FAST = Limits(connect=2, stall=0.3, total=0.8)

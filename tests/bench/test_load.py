@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from headway.bench.client import Client, Endpoint, Limits
 from headway.bench.load import Load, Run, run_load, timetable
-from headway.bench.mock import MockServer, Script
 from headway.bench.records import FailureKind
 from headway.bench.workload import Item
 from headway.core.errors import BadInput
+from tests.bench.mock import MockServer, Script
 
 ITEM = Item("one two three", 64)
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from headway.bench.client import Client, Endpoint
 from headway.bench.dataset import read_dataset
 from headway.bench.measure import Workload
-from headway.bench.mock import MockServer, Script
 from headway.bench.workload import Measure, Prompts, check_prompts, measure_prompts
 from headway.core.errors import BadInput
 from headway.traffic.traces import TraceRow, read_trace, scaled
+from tests.bench.mock import MockServer, Script
 from tests.bench.streams import record
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
