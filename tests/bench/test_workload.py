@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headway.bench.client import Client, Endpoint
 from headway.bench.dataset import read_dataset
-from headway.bench.measure import Workload
+from headway.bench.setup import Workload
 from headway.bench.workload import Measure, Prompts, check_prompts, measure_prompts
 from headway.core.errors import BadInput
 from headway.traffic.traces import TraceRow, read_trace, scaled

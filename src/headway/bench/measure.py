@@ -1,6 +1,6 @@
 """A whole measurement: self-test, first contact, load, metrics.
 
-self_test -> models, prompt calibration -> items -> run_load -> summarize (+ views, goodput)
+self_test -> models, prompt calibration -> items -> run_load -> summarize (+ views, prediction, goodput)
 """
 
 from __future__ import annotations
@@ -13,91 +13,21 @@ from typing import Any
 import msgspec
 
 from headway.bench import goodput
-from headway.bench.client import Client, Endpoint, Limits
-from headway.bench.dataset import read_dataset
+from headway.bench.client import Client, Endpoint
 from headway.bench.load import Load, Progress, Run, run_load
-from headway.bench.metrics import Targets, messages, summarize
+from headway.bench.metrics import messages, summarize
+from headway.bench.predict import predict
 from headway.bench.records import Failure, FailureKind, RequestRecord
 from headway.bench.recount import Recount, check_usage
 from headway.bench.selftest import SelfTest, client_report, self_test
 from headway.bench.server import ServerSide, metrics_between, read_log, scrape, server_report
+from headway.bench.setup import Setup, Workload
 from headway.bench.transport import ExchangeFailed
 from headway.bench.views import view
-from headway.bench.workload import Item, Measure, Prompts, check_prompts, measure_prompts, measure_texts
-from headway.core.errors import BadInput
-from headway.traffic.traces import read_trace, scaled
+from headway.bench.workload import Item, Measure, check_prompts, measure_prompts, measure_texts
 
 SHORT_SHARE = 0.1  # of answers that end early: more is another workload
 CACHED_SHARE = 0.05  # of unique prompts
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What to send: synthetic prompts, a data set, or a trace.
-
-    Attributes:
-        requests: how many are measured; for a trace, at most.
-        input_tokens, output_tokens: lengths of synthetic prompts and limit on their answers.
-        shared_prefix: prompt tokens equal in all synthetic prompts.
-        warmup: requests sent before and excluded.
-        dataset, trace: files.
-        speed: how many times faster the trace is replayed.
-        length_scale: factor on the trace's lengths.
-    """
-
-    requests: int = 100
-    input_tokens: int = 256
-    output_tokens: int = 64
-    shared_prefix: int = 0
-    warmup: int = 0
-    dataset: Path | None = None
-    trace: Path | None = None
-    speed: float = 1.0
-    length_scale: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, low in (
-            ("requests", 1),
-            ("input_tokens", 1),
-            ("output_tokens", 1),
-            ("shared_prefix", 0),
-            ("warmup", 0),
-        ):
-            if getattr(self, name) < low:
-                raise BadInput(f"--{name.replace('_', '-')}", f"{getattr(self, name)} is not an integer >= {low}")
-        for name in ("speed", "length_scale"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise BadInput(f"--{name.replace('_', '-')}", f"{getattr(self, name)} is not a number above 0")
-        if self.dataset and self.trace:
-            raise BadInput("--dataset", "cannot be combined with --trace")
-        if self.shared_prefix > self.input_tokens:
-            raise BadInput("--shared-prefix", f"{self.shared_prefix} is more than --input-tokens {self.input_tokens}")
-
-    def items(self, measure: Measure) -> list[Item]:
-        """The requests, warm-up first (a trace has its warm-up at its start)."""
-        count = self.requests + self.warmup
-        prompts = Prompts(measure, self.seed)
-        if self.trace is not None:
-            rows = scaled(read_trace(self.trace, count, self.seed), self.speed, self.length_scale)
-            return [
-                Item(prompts.of_trace(index, row), row.output_tokens, row.input_tokens, row.at)
-                for index, row in enumerate(rows)
-            ]
-        if self.dataset is not None:
-            items = read_dataset(self.dataset, count, self.output_tokens)
-            return [items[index % len(items)] for index in range(count)]
-        size = self.input_tokens
-        return [
-            Item(
-                prompts.after_prefix(index, size, self.shared_prefix)
-                if self.shared_prefix
-                else prompts.unique(index, size),
-                self.output_tokens,
-                size,
-            )
-            for index in range(count)
-        ]
 
 
 @dataclass
@@ -108,7 +38,6 @@ class Measured:
     summary: dict[str, Any]
     run: Run
     endpoint: Endpoint
-    measure: Measure
     sides: dict[str, ServerSide]
     unreachable: str = ""  # why nothing was sent: no connection could be made
 
@@ -179,53 +108,45 @@ async def first_model(client: Client) -> str:
 
 
 async def measure(
-    endpoint: Endpoint,
-    load: Load,
-    workload: Workload,
-    *,
-    targets: Targets | None = None,
-    limits: Limits = Limits(),  # noqa: B008 (frozen)
-    test: bool = True,
-    as_tool: str | None = None,
-    event_log: Path | None = None,
-    recount: Recount | None = None,
-    announce: Callable[[str], None] = lambda _: None,
-    progress: Progress | None = None,
+    setup: Setup, announce: Callable[[str], None] = lambda _: None, progress: Progress | None = None
 ) -> Measured:
-    """Measure one load. The endpoint may fail in any way: the summary says how, and keeps what was measured.
+    """Measure, predict, search: as far as asked for. The endpoint may fail in any way: the summary says how, and keeps
+    what was measured.
 
     Raises:
         BadInput: what was asked for makes no sense (a missing file, an unknown host).
     """
-    client_test = await _announced_test(announce) if test else None
-    async with Client(endpoint, limits) as client:
+    endpoint, load, workload = setup.endpoint, setup.load, setup.workload
+    client_test = await _announced_test(announce) if setup.test else None
+    async with Client(endpoint, setup.limits) as client:
         contact = await first_contact(client, workload.seed)
         items = workload.items(contact.measure)
         before = await scrape(client) if contact.dead is None else None
         if contact.dead is not None:
             run = not_sent(load, items, contact)
         else:
-            run = await run_load(client, load, items, workload.warmup, progress, keep_text=recount is not None)
+            run = await run_load(client, load, items, workload.warmup, progress, keep_text=setup.recount is not None)
         after = await scrape(client) if before is not None else None
-        summary = describe(endpoint, client.model, workload, run, contact, client_test, targets)
-        distinct = len({id(item) for item in items})
-        if distinct < len(items):
-            summary["warnings"].append(
-                f"--dataset holds {distinct} requests; they were sent again to make {len(items)}"
-            )
-        _check_usage(summary, run, items, contact, recount)
-        if before is not None and after is not None:
-            summary["server"] = {"metrics": metrics_between(before, after)}
-        sides: dict[str, ServerSide] = {}
-        if event_log is not None:
-            sides, fault = read_log(event_log)
-            summary.setdefault("server", {})["events"] = server_report(run.records, sides)
-            summary["warnings"] += [fault] if fault else []
-        if as_tool is not None:
-            summary["as"] = view(as_tool, run, endpoint.api)
+    summary = describe(setup, client.model, run, contact, client_test)
+    if (distinct := len({id(item) for item in items})) < len(items):
+        summary["warnings"].append(f"--dataset holds {distinct} requests; they were sent again to make {len(items)}")
+    _check_usage(summary, run, items, contact, setup.recount)
+    if before is not None and after is not None:
+        summary["server"] = {"metrics": metrics_between(before, after)}
+    sides: dict[str, ServerSide] = {}
+    if setup.event_log is not None:
+        sides, fault = read_log(setup.event_log)
+        summary.setdefault("server", {})["events"] = server_report(run.records, sides)
+        summary["warnings"] += [fault] if fault else []
+    if setup.as_tool is not None:
+        summary["as"] = view(setup.as_tool, run, endpoint.api)
+    if setup.machine is not None:
+        summary["prediction"] = predict(run, summary, setup.machine)
+    if setup.search:
+        summary["goodput"] = await search_goodput(setup, client.model, announce, progress)
     dead = contact.dead
     unreachable = dead.message if dead is not None and dead.kind is FailureKind.CONNECT else ""
-    return Measured(summary, run, endpoint, contact.measure, sides, unreachable)
+    return Measured(summary, run, endpoint, sides, unreachable)
 
 
 def _check_usage(
@@ -260,19 +181,12 @@ def not_sent(load: Load, items: Sequence[Item], contact: Contact) -> Run:
     return Run(load, records, gave_up=f"the first contact failed: {contact.dead.message}")
 
 
-def describe(
-    endpoint: Endpoint,
-    model: str,
-    workload: Workload,
-    run: Run,
-    contact: Contact,
-    test: SelfTest | None,
-    targets: Targets | None,
-) -> dict[str, Any]:
+def describe(setup: Setup, model: str, run: Run, contact: Contact, test: SelfTest | None) -> dict[str, Any]:
     """The JSON object of a run."""
     measured = [record for record in run.records if not record.warmup]
+    endpoint, workload = setup.endpoint, setup.workload
     summary: dict[str, Any] = {"url": endpoint.url, "api": endpoint.api, "model": model}
-    summary |= summarize(run, targets)
+    summary |= summarize(run, setup.targets)
     summary["prompts"] = check_prompts(measured, contact.measure)
     summary["client"] = client_report(test, run)
     if "slo" in summary:
@@ -321,19 +235,12 @@ def unexpected(
 
 
 async def search_goodput(
-    endpoint: Endpoint,
-    load: Load,
-    workload: Workload,
-    targets: Targets,
-    *,
-    limits: Limits = Limits(),  # noqa: B008 (frozen)
-    resolution: float = 0.1,
-    gpus: int = 1,
-    announce: Callable[[str], None] = lambda _: None,
-    progress: Progress | None = None,
+    setup: Setup, model: str, announce: Callable[[str], None], progress: Progress | None
 ) -> dict[str, Any]:
     """Search the goodput with this workload; a fifth of each batch is warm-up. See `goodput.search`."""
-    async with Client(endpoint, limits) as client:
+    workload, load, targets = setup.workload, setup.load, setup.targets
+    assert targets is not None, "checked by Setup"
+    async with Client(replace(setup.endpoint, model=model), setup.limits) as client:
         contact = await first_contact(client, workload.seed)
         if contact.dead is not None:
             return {"rate": None, "per_gpu": None, "searched": True, "trials": [], "reason": contact.dead.message}
@@ -354,4 +261,6 @@ async def search_goodput(
             )
             return good, len(counted)
 
-        return await goodput.search(batch, load.rate, workload.requests, targets.attainment, resolution, gpus)
+        return await goodput.search(
+            batch, load.rate, workload.requests, targets.attainment, setup.resolution, setup.gpus
+        )

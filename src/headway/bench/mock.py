@@ -26,7 +26,7 @@ BATCH = 16  # chunks a stream without gaps writes before the others get their tu
 
 @dataclass(frozen=True)
 class Script:
-    """How the mock answers: `chunks` chunks of `per_chunk` tokens, the first after `ttft` seconds, then one per `gap`."""
+    """How it answers: `chunks` chunks of `per_chunk` tokens, the first after `ttft` seconds, then one per `gap`."""
 
     ttft: float = 0.0
     gap: float = 0.0

@@ -91,10 +91,10 @@ def bench(
 
     from headway.bench import report
     from headway.bench.document import document
-    from headway.bench.job import Job, Outputs, run_job
     from headway.bench.live import LiveView
-    from headway.bench.measure import Workload
+    from headway.bench.measure import measure
     from headway.bench.selftest import run_async
+    from headway.bench.setup import Files, Setup, Workload
     from headway.core.errors import HeadwayError
     from headway.report.document import show
 
@@ -106,15 +106,15 @@ def bench(
     load = _load(rate, arrival, burstiness, ramp_to, concurrency, trace, seed)
     targets = _targets(slo, ttft_ms, tpot_ms, e2e_ms, attainment)
     machine = _machine(shape or model, hardware, gpus, precision, kv_precision) if predict or hardware else None
-    job = Job(
+    setup = Setup(
         endpoint, load, workload, targets, _limits(connect_timeout, stall_timeout, request_timeout), machine,
         _recount(tokenizer, shape), self_test, as_tool, event_log, search, resolution, gpus,
     )  # fmt: skip
-    outputs = Outputs(csv, html, records)
-    outputs.check()
+    files = Files(csv, html, records)
+    files.check()
     with LiveView(verbose) as view:
-        measured = run_async(run_job(job, view.announce, view))
-    outputs.write(measured, command_line(context))
+        measured = run_async(measure(setup, view.announce, view))
+    files.write(measured, command_line(context))
     if measured.unreachable and not json_out:
         raise HeadwayError(measured.unreachable)
     if json_out:
