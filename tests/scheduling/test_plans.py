@@ -224,7 +224,7 @@ CASES: list[Case] = [
 
 
 def bench(settings: dict[str, Any]) -> Bench:
-    options = {name: value for name, value in settings.items() if name in ("policy", "budget", "ttl", "max_waiting")}
+    options = {name: value for name, value in settings.items() if name in ("policy", "budget", "ttl", "bound")}
     return Bench(limits_of(**{k: v for k, v in settings.items() if k not in options}), **options)
 
 

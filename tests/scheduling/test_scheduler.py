@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from headway.core.bound import QueueBound
 from headway.core.errors import BadInput, Reject, Rejected
 from headway.core.events import Admitted, Cancelled, Finished, FirstToken, Idle, Preempted, Refused, StepDone
 from headway.core.request import Finish, Request, SamplingParams
@@ -88,7 +89,7 @@ class TestRefusal:
         assert plan.gone == ("a",) and plan.new[0].id == "a", "gone comes before new"
 
     def test_queue_bounds_count_every_choice_and_what_waits_for_blocks_only(self) -> None:
-        scheduler = Scheduler(limits_of(), key=b"test", max_waiting=3)
+        scheduler = Scheduler(limits_of(), key=b"test", bound=QueueBound(requests=3))
         scheduler.add(request("a"))
         with pytest.raises(Rejected, match="1 requests wait already, of at most 3") as refused:
             scheduler.add(request("b", n=3))
@@ -98,7 +99,7 @@ class TestRefusal:
         scheduler.add(request("c"))
 
     def test_a_prompt_beyond_the_token_bound_is_taken_only_if_nothing_waits(self) -> None:
-        scheduler = Scheduler(limits_of(), key=b"test", max_waiting_tokens=10)
+        scheduler = Scheduler(limits_of(), key=b"test", bound=QueueBound(tokens=10))
         scheduler.add(request("a", 30))
         with pytest.raises(Rejected, match="30 prompt tokens wait already, of at most 10"):
             scheduler.add(request("b", 1))

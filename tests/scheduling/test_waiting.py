@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headway.core.bound import QueueBound
 from headway.core.clock import to_ps, to_seconds
 from headway.core.errors import Rejected
 from headway.core.events import Admitted
@@ -78,7 +79,7 @@ def test_choices_share_the_names_of_their_prompt(monkeypatch: pytest.MonkeyPatch
 
 
 def test_waiting_prompt_tokens_count_every_choice() -> None:
-    scheduler = Scheduler(limits_of(), key=b"k", max_waiting_tokens=40)
+    scheduler = Scheduler(limits_of(), key=b"k", bound=QueueBound(tokens=40))
     scheduler.add(Request("a", [1] * 10, SamplingParams(seed=0, n=3), max_len=20))
     assert scheduler.state.waiting_tokens == 30
     with pytest.raises(Rejected, match="30 prompt tokens wait already, of at most 40"):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from headway.core.bound import QueueBound
 from headway.core.errors import HeadwayError
 from headway.serve.lifecycle import ServeOptions, run
 from tests.serve.scripted import ByteTokenizer
@@ -28,6 +29,8 @@ def main(options: dict) -> int:
     engine = json.dumps(options.pop("engine", {})).encode()
     if "api_key_file" in options:
         options["api_key_file"] = Path(options["api_key_file"])
+    if "queue" in options:
+        options["queue"] = QueueBound(**options["queue"])
     try:
         return run(
             ServeOptions(

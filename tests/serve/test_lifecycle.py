@@ -207,7 +207,7 @@ def test_a_step_that_never_ends_ends_the_server_with_a_dump(start: Start) -> Non
 
 
 def test_a_full_queue_is_answered_503_with_a_time_to_come_back(start: Start) -> None:
-    server = start(engine={"seconds": 0.05, "max_rows": 1}, max_queued=2)
+    server = start(engine={"seconds": 0.05, "max_rows": 1}, queue={"requests": 2})
     held = [Background(server, {"prompt": "count", "max_tokens": 10}) for _ in range(3)]
     full = server.post(TEXT, {"prompt": "one more"})
     assert full.status_code == 503
@@ -247,7 +247,7 @@ def test_a_request_may_have_a_deadline(start: Start, stream: bool) -> None:
 
 
 def test_prompt_tokens_that_wait_are_bounded_too(start: Start) -> None:
-    server = start(engine={"seconds": 0.05, "max_rows": 1}, max_queued_tokens=1000)
+    server = start(engine={"seconds": 0.05, "max_rows": 1}, queue={"tokens": 1000})
     held = [Background(server, {"prompt": "count" + "x" * 700, "max_tokens": 15}) for _ in range(2)]
     assert server.post(TEXT, {"prompt": "x" * 700}).json()["error"]["code"] == "queue_full"
     assert server.post(TEXT, {"prompt": "x" * 1001}).status_code == 400

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from headway.core.bound import QueueBound
 from headway.core.clock import PS_PER_SECOND
 from headway.core.errors import BadInput
 from headway.core.events import Admitted, Finished, FirstToken, Preempted, Queued, StepDone
@@ -55,7 +56,7 @@ def serve(backlog: Backlog, waiting: list[str], begin: float, seconds: float, ev
 @pytest.mark.parametrize("every", [0.01, 0.5, 5.0])
 def test_retry_after_is_what_waits_over_the_measured_rate(every: float) -> None:
     """After a quiet hour a crowd comes: true within a factor of two once as much as the rows hold was served."""
-    backlog = Backlog(max_requests=100, max_tokens=10**9)
+    backlog = Backlog(QueueBound(requests=100, tokens=10**9))
     backlog.add(submit("early", 50), 0.0)
     serve(backlog, ["early"], 0.0, 0.1, 0.1)
     now = 3600.0
@@ -76,7 +77,7 @@ def test_retry_after_is_what_waits_over_the_measured_rate(every: float) -> None:
 
 
 def test_retry_after_has_bounds_and_needs_no_history() -> None:
-    backlog = Backlog(max_requests=1, max_tokens=10**9)
+    backlog = Backlog(QueueBound(requests=1, tokens=10**9))
     backlog.add(submit("a", 1), 0.0)
     with pytest.raises(ApiError) as caught:
         backlog.check([submit("b", 1)], now=0.0)
@@ -89,9 +90,9 @@ def test_retry_after_has_bounds_and_needs_no_history() -> None:
 
 
 def test_a_backlog_forgets_what_was_cancelled_and_counts_choices() -> None:
-    backlog = Backlog(max_requests=8, max_tokens=100)
+    backlog = Backlog(QueueBound(requests=8, tokens=100))
     backlog.add(submit("a", 10, n=5), 0.0)
-    assert (len(backlog), backlog.tokens) == (5, 10)
+    assert (len(backlog), backlog.tokens) == (5, 50)
     backlog.fold(admitted("a#3"), now=0.0)  # a choice without its first one: counted with the request
     assert len(backlog) == 5
     for _ in range(2):

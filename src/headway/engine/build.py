@@ -243,8 +243,7 @@ def build_engine(
         model=pacing.model or (timing.model if timing else None),
         log=log,
         ttl=ttl,
-        max_waiting=options.max_queued,
-        max_waiting_tokens=options.max_queued_tokens,
+        bound=options.queue,
         max_wait=options.max_wait,
     )
     loop = EngineLoop(

@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 
+from headway.core.bound import QueueBound
 from headway.core.errors import BadInput, shown
 from headway.ops.weight import GROUPS
 from headway.scheduling.policies import POLICIES
@@ -188,6 +189,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             option.check(getattr(self, name))
         if self.group is not None and self.weights == "stored":
             raise BadInput("--group", f"{self.group} needs --weights int8 or int4; stored weights keep their groups")
+
+    @property
+    def queue(self) -> QueueBound:
+        return QueueBound(requests=self.max_queued, tokens=self.max_queued_tokens)
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> EngineOptions:

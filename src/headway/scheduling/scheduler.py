@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from headway.cache.kv import KVCache
+from headway.core.bound import QueueBound
 from headway.core.errors import Reject, Rejected
 from headway.core.events import Cancelled, EventLog, ExecutorReset, Header, Idle, Refused, StepPlanned
 from headway.core.request import Request
@@ -44,7 +45,7 @@ class Scheduler:
         model: step-time model, for a budget in milliseconds and `StepPlan.predicted`; frozen during a run.
         log: receives every event.
         ttl: how long an unused cached block is kept, ps; None = until its place is needed.
-        max_waiting, max_waiting_tokens: most requests, and prompt tokens, that may wait; None = no bound.
+        bound: on what may wait.
         max_wait: seconds that a request may wait for its first blocks; it is refused if it would wait longer, and
             aborted when it has. None = no bound.
         verify: compare tokens on every prefix hit (debug).
@@ -60,8 +61,7 @@ class Scheduler:
         model: StepTimeModel | None = None,
         log: EventLog | None = None,
         ttl: int | None = None,
-        max_waiting: int | None = None,
-        max_waiting_tokens: int | None = None,
+        bound: QueueBound | None = None,
         max_wait: float | None = None,
         verify: bool = False,
     ) -> None:
@@ -75,8 +75,7 @@ class Scheduler:
         self._model = model
         self._log = log
         self._ttl = ttl
-        self._max_waiting = max_waiting
-        self._max_waiting_tokens = max_waiting_tokens
+        self._bound = bound or QueueBound()
         self._max_wait = max_wait
         self._steps = 0
         self._last_commit: int | None = None
@@ -327,15 +326,11 @@ class Scheduler:
         self._check_queue(request, len(choices))
 
     def _check_queue(self, request: Request, choices: int) -> None:
-        wait, tokens = self.predicted_wait(), self.state.waiting_tokens
-        more = choices * request.prompt_len if tokens else 0  # a prompt longer than the bound may wait alone
-        if self._max_waiting is not None and self.waiting + choices > self._max_waiting:
-            problem = f"{self.waiting} requests wait already, of at most {self._max_waiting}"
-        elif self._max_waiting_tokens is not None and more and tokens + more > self._max_waiting_tokens:
-            problem = f"{tokens} prompt tokens wait already, of at most {self._max_waiting_tokens}"
-        elif self._max_wait is not None and wait > self._max_wait:
+        wait = self.predicted_wait()
+        problem = self._bound.full(self.waiting, self.state.waiting_tokens, choices, choices * request.prompt_len)
+        if not problem and self._max_wait is not None and wait > self._max_wait:
             problem = f"it would wait {wait:.0f} s, and may wait {self._max_wait:g}"
-        else:
+        if not problem:
             return
         raise Rejected(
             Reject.QUEUE_FULL, f"{problem}; try again in {max(1, round(wait))} s", retry_after=max(1.0, wait)

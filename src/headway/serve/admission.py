@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from headway.core.bound import QueueBound
 from headway.core.errors import BadInput
 from headway.core.events import Admitted, AnyEvent, Finished
 from headway.engine.messages import Submit
@@ -20,15 +21,14 @@ class Backlog:
     What is served is measured while there is work: requests and prompt tokens that ended, and how long that took.
 
     Args:
-        max_requests, max_tokens: bounds on their number and on their prompt tokens.
+        bound: on their number and on their prompt tokens, those of each choice counted.
 
     Attributes:
         tokens: prompt tokens of all of them.
     """
 
-    def __init__(self, max_requests: int, max_tokens: int) -> None:
-        self.max_requests = max_requests
-        self.max_tokens = max_tokens
+    def __init__(self, bound: QueueBound) -> None:
+        self.bound = bound
         self.tokens = 0
         self._waiting: dict[str, tuple[int, int]] = {}  # id -> requests (choices), prompt tokens
         self._requests = 0
@@ -48,15 +48,14 @@ class Backlog:
         """
         self._pass(now)
         requests = sum(submit.params.n for submit in submits)
-        tokens = sum(len(submit.tokens) for submit in submits)
-        if requests > self.max_requests:
-            raise BadInput("n", f"{requests} generations in one request; the queue holds {self.max_requests}")
-        if tokens > self.max_tokens:
-            raise BadInput("prompt", f"{tokens} prompt tokens in one request; the queue holds {self.max_tokens}")
-        if self._requests + requests > self.max_requests or self.tokens + tokens > self.max_tokens:
+        tokens = sum(map(_tokens, submits))
+        if self.bound.requests is not None and requests > self.bound.requests:
+            raise BadInput("n", f"{requests} generations in one request; the queue holds {self.bound.requests}")
+        if self.bound.tokens is not None and tokens > self.bound.tokens:
+            raise BadInput("prompt", f"{tokens} prompt tokens in one request; the queue holds {self.bound.tokens}")
+        if problem := self.bound.full(self._requests, self.tokens, requests, tokens):
             wait = self.retry_after()
-            problem = f"{self._requests} requests with {self.tokens} prompt tokens are waiting; try again in {wait} s"
-            raise ApiError(503, problem, code="queue_full", retry_after=wait)
+            raise ApiError(503, f"{problem}; try again in {wait} s", code="queue_full", retry_after=wait)
 
     def seconds_left(self) -> float:
         """How long what waits now will take. Before anything was served, at least as many turns of what runs as fit."""
@@ -72,9 +71,9 @@ class Backlog:
 
     def add(self, submit: Submit, now: float) -> None:
         self._pass(now)
-        self._waiting[submit.id] = (submit.params.n, len(submit.tokens))
+        self._waiting[submit.id] = (submit.params.n, _tokens(submit))
         self._requests += submit.params.n
-        self.tokens += len(submit.tokens)
+        self.tokens += _tokens(submit)
 
     def gone(self, id: str) -> None:
         """Request `id` waits no longer: refused, cancelled, or done. Idempotent."""
@@ -101,3 +100,8 @@ class Backlog:
             self._seconds = self._seconds * keep + elapsed
             self._served_requests *= keep
             self._served_tokens *= keep
+
+
+def _tokens(submit: Submit) -> int:
+    """Prompt tokens of all its choices."""
+    return submit.params.n * len(submit.tokens)

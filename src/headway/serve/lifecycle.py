@@ -22,8 +22,10 @@ from pathlib import Path
 
 import uvicorn
 
+from headway.core.bound import QueueBound
 from headway.core.errors import BadInput
 from headway.engine.machine import event_loop_factory
+from headway.engine.options import EngineOptions
 from headway.serve.admission import Backlog
 from headway.serve.app import Api, Gate, Phase
 from headway.serve.auth import Keys, is_loopback, read_keys
@@ -54,7 +56,7 @@ class ServeOptions:
     Attributes:
         model: the name clients use.
         shutdown_timeout: seconds running requests get after SIGTERM.
-        max_queued, max_queued_tokens: bounds on waiting requests and on their prompt tokens.
+        queue: the bound on what waits.
         chats: whether the model has a chat template.
         max_body_mib: most MiB of one request's body.
         stall_timeout: /health fails when the engine has work and finished no step for so many seconds.
@@ -70,8 +72,7 @@ class ServeOptions:
     port: int = 8000
     api_key_file: Path | None = None
     shutdown_timeout: float = 30.0
-    max_queued: int = 1024
-    max_queued_tokens: int = 4_000_000
+    queue: QueueBound = EngineOptions().queue
     max_body_mib: float = 8.0
     stall_timeout: float = 60.0
     cors_origins: Sequence[str] = ()
@@ -83,9 +84,8 @@ class ServeOptions:
     complain: Callable[[str], None] = _complain
 
     def __post_init__(self) -> None:
-        for name, low in (("max_queued", 1), ("max_queued_tokens", 1), ("shutdown_timeout", 0)):
-            if getattr(self, name) < low:
-                raise BadInput("--" + name.replace("_", "-"), f"{getattr(self, name)} is not a number from {low} up")
+        if self.shutdown_timeout < 0:
+            raise BadInput("--shutdown-timeout", f"{self.shutdown_timeout} is not a number from 0 up")
         if not 0 < self.max_body_mib <= 1024:
             raise BadInput("--max-body-mib", f"{self.max_body_mib} is not a number above 0 and up to 1024")
         if not 0 <= self.port <= 65535:
@@ -161,7 +161,7 @@ class _Life:
         self._asked = asyncio.Event()
         metrics = Metrics(options.model)
         self._fold = metrics.fold
-        backlog = Backlog(options.max_queued, options.max_queued_tokens)
+        backlog = Backlog(options.queue)
         self._link = EngineLink(options.engine_command, options.engine_options, backlog, metrics.fold)
         budget = BodyBudget(int(options.max_body_mib * 2**20))
         self._api = Api(self._link, metrics, budget, options.model, int(time.time()), options.stall_timeout)
