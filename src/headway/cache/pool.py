@@ -79,7 +79,7 @@ class BlockPool:
 
     def name(self, block: int, name: bytes) -> None:
         """Let `name` lead to this full, owned block. If it already leads to another block this one stays unnamed:
-        tables are append-only, so a twin is tolerated, never merged."""
+        tables are append-only, so a second copy is tolerated, never merged."""
         if name not in self.by_name:
             self.by_name[name] = block
             self.names[block] = name
@@ -88,7 +88,7 @@ class BlockPool:
 
     def start(self) -> PoolStart:
         """What it holds now, while nobody owns a block."""
-        assert self.available == self.size, "a pool is told of while nobody owns a block"
+        assert self.available == self.size, "a pool is described while nobody owns a block"
         cached = tuple((block, self.names[block] or b"", released) for block, released in self.cached.items())
         return PoolStart(blank=tuple(self.blank), cached=cached)
 

@@ -50,7 +50,7 @@ class WallClock:
 
 
 class VirtualClock:
-    """Simulated time: moves only when told to. Waiting jumps straight to `until`."""
+    """Simulated time: moves only by `advance_to`. Waiting jumps straight to `until`."""
 
     def __init__(self, start: int = 0) -> None:
         self._now = start

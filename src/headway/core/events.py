@@ -169,7 +169,7 @@ class StepDone(Event, frozen=True, kw_only=True, tag="step"):
 
 
 class ExecutorReset(Event, frozen=True, kw_only=True, tag="executor_reset"):
-    """The executor broke in the step before and has forgotten all rows; those that go on are told to it again."""
+    """The executor broke in the step before and has forgotten all rows; those that go on are sent to it again."""
 
 
 class Idle(Event, frozen=True, kw_only=True, tag="idle"):

@@ -256,10 +256,11 @@ class Request:
         """Tokens that the next step may compute, drafts apart: the known ones that no step in flight computes, or the
         one that such a step is drawing just now. 0 if it draws the last one, or verifies drafts: then nobody knows yet
         which token comes next, or whether any does."""
+        planned = self.computed + self.pending
         if self.pending and self.draft:
             return 0
-        known = len(self.tokens) - self.computed - self.pending
-        return known if known > 0 else int(self.planned < self.max_len - 1)
+        known = len(self.tokens) - planned
+        return known if known > 0 else int(planned < self.max_len - 1)
 
     @property
     def generated(self) -> int:

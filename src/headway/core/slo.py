@@ -22,7 +22,7 @@ def parse_slo(text: str, names: Sequence[str] = NAMES, field: str = "--slo") -> 
     Raises:
         BadInput: `field` has something else, a name twice, or a time that is not above 0.
     """
-    found: dict[str, float] = {}
+    targets: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _TARGET.fullmatch(part)
         unit = UNITS.get((match[3] or DEFAULT_UNIT) if match else "")
@@ -33,8 +33,8 @@ def parse_slo(text: str, names: Sequence[str] = NAMES, field: str = "--slo") -> 
             seconds = float(match[2]) * unit
         except ValueError:
             seconds = 0.0
-        if match[1] in found or not 0 < seconds < float("inf"):
-            why = "comes twice" if match[1] in found else "is not a time above 0"
+        if match[1] in targets or not 0 < seconds < float("inf"):
+            why = "comes twice" if match[1] in targets else "is not a time above 0"
             raise BadInput(field, f"{part!r}: {why}")
-        found[match[1]] = seconds
-    return found
+        targets[match[1]] = seconds
+    return targets

@@ -122,7 +122,7 @@ class EngineLoop:
         Empty when there was nothing to do.
 
         Raises:
-            EngineDead: the last `MAX_FAILURES` steps all broke; their rows were told.
+            EngineDead: the last `MAX_FAILURES` steps all broke; their rows have ended.
         """
         if self._failures >= MAX_FAILURES:
             raise EngineDead(f"the last {self._failures} steps all failed; the log has their tracebacks")

@@ -2,7 +2,7 @@
 
     python -m headway.engine.process FOLDER      (started by the server; the options come as one line on stdin)
 
-It ends when told to stop, when the engine fails (exit code not 0), or when its standard input ends: the server that
+It ends on a `Stop`, when the engine fails (exit code not 0), or when its standard input ends: the server that
 started it is gone.
 """
 
@@ -70,7 +70,7 @@ class Loaded:
     """An engine that is ready to be driven.
 
     Attributes:
-        ready: what the server is told.
+        ready: the first report to the server.
         loop: to be driven.
         tray: subscribed to the loop's event log.
         status: the cache now.
@@ -101,7 +101,7 @@ class Host:
         self.waits = False  # for a command
 
     def run(self) -> None:
-        """Until told to stop."""
+        """Until a `Stop` comes."""
         pause = False
         while True:
             self.turns += 1

@@ -1,6 +1,6 @@
 """Rows an executor holds, and the `StepBatch` arrays built from them and a plan.
 
-The scheduler decides everything; this only remembers, per row, the tokens and the block table that plans told it, and
+The scheduler decides everything; this only remembers, per row, the tokens and the block table that plans brought, and
 lays them out for the backend. Every row has a slot, its line in the tables. A step is put together in lists, which for
 a few dozen numbers are quicker than arrays, and then written into arrays that stay from step to step.
 """
@@ -31,7 +31,7 @@ class Layout:
     last: np.ndarray
 
 
-class Row:
+class BatchRow:
     """One row.
 
     Attributes:
@@ -54,7 +54,7 @@ class Row:
         self.tokens[position:] = tokens
 
 
-class Rows:
+class BatchRows:
     """All live rows, kept in step with the plans.
 
     Attributes:
@@ -65,7 +65,7 @@ class Rows:
         self._block_size = limits.block_size
         rows, most = limits.max_rows, limits.max_tokens_per_step
         max_blocks = -(-limits.max_model_len // limits.block_size) + 1
-        self.by_id: dict[str, Row] = {}
+        self.by_id: dict[str, BatchRow] = {}
         self._free = list(range(rows))[::-1]
         self._tables = [np.full((rows, max_blocks), -1, np.int32) for _ in limits.blocks]
         # Of the step being laid out.
@@ -82,7 +82,7 @@ class Rows:
             if row is not None:
                 self._free.append(row.slot)
         for init in plan.new:
-            row = self.by_id[init.id] = Row(self._free.pop(), init, len(self._tables))
+            row = self.by_id[init.id] = BatchRow(self._free.pop(), init, len(self._tables))
             self._extend(row, init.blocks)
         for work in plan.work:
             if work.blocks:
@@ -90,7 +90,7 @@ class Rows:
             if work.draft:
                 self.by_id[work.id].put(work.start + work.count - len(work.draft), work.draft)
 
-    def _extend(self, row: Row, blocks: BlockIds) -> None:
+    def _extend(self, row: BatchRow, blocks: BlockIds) -> None:
         for table, known, added in zip(self._tables, row.blocks, blocks, strict=False):
             if added:
                 table[row.slot, len(known) : len(known) + len(added)] = added
@@ -133,7 +133,7 @@ class Rows:
         return Layout(batch, slots, last)
 
     def _group(
-        self, group: int, slots: np.ndarray, longest: int, owners: Sequence[Row], at: Sequence[int]
+        self, group: int, slots: np.ndarray, longest: int, owners: Sequence[BatchRow], at: Sequence[int]
     ) -> GroupBatch:
         """Args: the group; slot of each row; the longest row; the row and the position of each new token."""
         size = self._block_size

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult, Work
-from headway.executor.batch import Layout, Rows
+from headway.executor.batch import BatchRows, Layout
 from headway.ops.protocol import Backend, CacheLayout, Forward, Program
 from headway.sampling.operations import AnyLogits
 from headway.sampling.rows import RowFailure, RowState
@@ -38,7 +38,7 @@ class ModelExecutor:
 
     def reset(self) -> None:
         """Forget all rows. The cache's content stays."""
-        self._rows = Rows(self._limits)
+        self._rows = BatchRows(self._limits)
         self._sampler = Sampler(self._limits.max_rows, self._backend)
         self._done: dict[int, StepResult] = {}
 

@@ -10,7 +10,7 @@ _BLOCK = 128
 def largest(values: np.ndarray, count: int) -> np.ndarray:
     """Indices of the `count` largest values, largest first, equal values by lowest index -> int64 [min(count, n)].
 
-    A vocabulary of logits is mostly far below its top, so a lower bound on the wanted value is found first from the
+    A vocabulary of logits is mostly far below its top, so a lower bound on the wanted value comes first from the
     maxima of blocks (each of the `count` highest block maxima is a value at least as large as the lowest of them);
     only what reaches the bound is sorted. This is some ten times faster than a partition of the whole row.
     """
@@ -23,11 +23,11 @@ def largest(values: np.ndarray, count: int) -> np.ndarray:
         candidates = np.flatnonzero(values >= _nth_largest(maxima, count))
     else:
         candidates = np.arange(len(values))
-    found = values[candidates]
+    kept = values[candidates]
     if len(candidates) > 2 * count:
-        reach = found >= _nth_largest(found, count)
-        candidates, found = candidates[reach], found[reach]
-    return candidates[np.argsort(-found, kind="stable")[:count]]
+        reach = kept >= _nth_largest(kept, count)
+        candidates, kept = candidates[reach], kept[reach]
+    return candidates[np.argsort(-kept, kind="stable")[:count]]
 
 
 def _nth_largest(values: np.ndarray, n: int) -> np.floating:

@@ -26,7 +26,7 @@ def apply(state: State, flight: Flight, result: StepResult, now: int) -> None:
             request.pending -= work.count
             emitted, finish = _advance(state, row, work, result, now)
             settle(state, row, finish, now)
-            if emitted or finish is not None or work.id in result.prompt_logprobs:
+            if emitted or finish is not None or (work.prompt_logprobs and work.id in result.prompt_logprobs):
                 state.emissions.append(Emission(request, emitted, finish))
         emitted_counts.append(len(emitted))
     state.land(flight, now)

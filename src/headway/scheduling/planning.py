@@ -38,6 +38,7 @@ class Step:
         admission: who may come in.
         left: new tokens that chunks may still take.
         work, rows: what is planned so far, and whose it is.
+        partial: running rows that `decodes` passed over: they have more than one token left.
         copied: rows admitted with a block copied.
         admitted: how many rows were.
     """
@@ -58,6 +59,7 @@ class Step:
         self._prompt_logits = limits.max_prompt_logits or limits.max_tokens_per_step
         self.work: list[Work] = []
         self.rows: list[Row] = []
+        self.partial: list[Row] = []
         self.copied: list[Row] = []
         self.admitted = 0
         self._new: list[RowInit] = []
@@ -104,11 +106,14 @@ class Step:
             row = running[index]
             index += 1
             request = row.request
-            if request.todo != 1:
+            todo = request.todo
+            if todo != 1:
+                if todo:
+                    self.partial.append(row)
                 continue
             draft = self._draft(row, spare) if request.draft else ()
             spare -= len(draft)
-            end = request.planned + 1 + len(draft)
+            end = request.computed + request.pending + 1 + len(draft)
             blocks = self._grow_or_preempt(row, end) if end > row.table.capacity else ()
             if blocks is None:  # it was the last one itself
                 return
@@ -259,7 +264,7 @@ class Step:
     def _plan(self, row: Row, count: int, draft: tuple[int, ...], blocks: BlockIds) -> None:
         """Add a row's work. An executor that does not hold the row gets all of it first."""
         request = row.request
-        start = request.planned
+        start = request.computed + request.pending
         if not row.held:
             row.held = True
             blocks = ()  # the RowInit names them all
