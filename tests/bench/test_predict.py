@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from headway.bench.metrics import summarize
-from headway.bench.predict import Machine, mean_batch, predict
+from headway.bench.predict import backing, mean_batch, predict
 from headway.core.errors import BadInput
 from headway.roofline.hardware import find_hardware
 from headway.roofline.step import StepTime, decode_step, prefill_step
@@ -14,7 +14,7 @@ from headway.shape.catalogue import find_model
 from tests.bench.streams import failed, record, run_of
 
 SHAPE, DEVICE = find_model("llama-3.1-8b"), find_hardware("h100-sxm")
-MACHINE = Machine.of(SHAPE, DEVICE, 1, None, None)
+MACHINE = backing(SHAPE, DEVICE)
 
 
 def test_the_batch_is_what_the_mean_token_saw() -> None:
@@ -59,7 +59,7 @@ def test_faster_than_the_machine_is_called_out() -> None:
 def test_precision_changes_the_bound() -> None:
     run = run_of(record(prompt=8000))
     whole = predict(run, summarize(run), MACHINE)["metrics"]["tpot_ms"]
-    narrow = predict(run, summarize(run), Machine.of(SHAPE, DEVICE, 1, "int4", "fp8"))["metrics"]["tpot_ms"]
+    narrow = predict(run, summarize(run), backing(SHAPE, DEVICE, 1, "int4", "fp8"))["metrics"]["tpot_ms"]
     assert narrow["predicted"] < 0.4 * whole["predicted"]
     assert narrow["terms"]["kv"] == pytest.approx(whole["terms"]["kv"] / 2)
 
@@ -72,4 +72,4 @@ def test_without_an_answer_there_is_no_prediction_but_a_reason() -> None:
 def test_gpus_need_a_link() -> None:
     lonely = msgspec.structs.replace(DEVICE, link=None)
     with pytest.raises(BadInput, match="link"):
-        Machine.of(SHAPE, lonely, 2, None, None).model()
+        backing(SHAPE, lonely, 2)

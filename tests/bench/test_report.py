@@ -15,7 +15,7 @@ from headway.bench.lengths import parse_sizes
 from headway.bench.live import frame, sparkline
 from headway.bench.load import Run
 from headway.bench.metrics import Targets, summarize
-from headway.bench.predict import Machine, predict
+from headway.bench.predict import backing, predict
 from headway.bench.report import COLUMNS, load_records, save_records, to_csv, to_json
 from headway.bench.selftest import client_report
 from headway.bench.server import ServerSide, server_report
@@ -94,7 +94,7 @@ def test_the_page_opens_offline_and_escapes(run: Run, summary: dict[str, object]
 
 def test_the_page_shows_the_prediction(run: Run, summary: dict[str, object], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    machine = Machine.of(find_model("llama-3.1-8b"), find_hardware("h100-sxm"), 1, None, None)
+    machine = backing(find_model("llama-3.1-8b"), find_hardware("h100-sxm"))
     text = page_of(summary | {"prediction": predict(run, summary, machine)}, run, tmp_path)
     assert "Prediction" in text and "weights" in text and "h100-sxm" in text
 

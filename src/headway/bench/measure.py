@@ -140,8 +140,8 @@ async def measure(
         summary["warnings"] += [fault] if fault else []
     if setup.as_tool is not None:
         summary["as"] = view(setup.as_tool, run, endpoint.api)
-    if setup.machine is not None:
-        summary["prediction"] = predict(run, summary, setup.machine)
+    if setup.behind is not None:
+        summary["prediction"] = predict(run, summary, setup.behind)
     if setup.search:
         summary["goodput"] = await search_goodput(setup, client.model, announce, progress)
     dead = contact.dead

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from headway.bench.load import Run
@@ -21,11 +22,11 @@ from headway.core.step import StepShape
 from headway.roofline.collectives import all_reduce_of
 from headway.roofline.hardware import Hardware
 from headway.roofline.profile import Profile
-from headway.roofline.step import StepCost, StepTime, decode_step, prefill_step
+from headway.roofline.replica import Replica, deploy
+from headway.roofline.step import StepCost, StepTime, check_layout, decode_step, prefill_step
 from headway.roofline.timing import Timing, estimate, held, not_fitted
-from headway.roofline.work import COMPUTE_TERMS, MEMORY_TERMS, Layout
-from headway.shape.formats import nominal_bytes
-from headway.shape.model import ModelShape, store_as
+from headway.roofline.work import COMPUTE_TERMS, MEMORY_TERMS
+from headway.shape.model import ModelShape
 
 OUR_BACKEND = "native"  # what serves on a measured machine
 LABELS = {
@@ -36,41 +37,39 @@ HOP_SECONDS = 2e-6  # of an all-reduce over a scale-up link, where there is one
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What is behind the endpoint, as its user says. profile: of the machine, if it was measured."""
+class Backing:
+    """What is behind the endpoint, as its user says: a replica, and the profile of its machine, if it was measured."""
 
-    shape: ModelShape
-    hardware: Hardware
-    gpus: int = 1
+    replica: Replica
     profile: Profile | None = None
-
-    @classmethod
-    def of(
-        cls, shape: ModelShape, hardware: Hardware, gpus: int, precision: str | None, kv: str | None,
-        profile: Profile | None = None,
-    ) -> Machine:  # fmt: skip
-        """With the precision of weights and cache named; None = as the checkpoint stores them, 16 bits."""
-        if precision is not None:
-            shape = store_as(shape, precision)
-        if kv is not None:
-            shape = shape.with_kv_bytes(nominal_bytes(kv, "--kv-precision"))
-        return cls(shape, hardware, gpus, profile)
 
     def timing(self) -> Timing:
         """The estimate where our own steps were timed on the machine, else the bound and why there is no estimate."""
-        if self.profile is None or self.gpus > 1:
-            return Timing.bound(self.model(), "steps were not timed on this hardware")
-        formats = held(self.shape)
-        found = estimate(self.shape, self.profile, OUR_BACKEND, formats)
-        return found or Timing.bound(self.model(), not_fitted(self.profile, OUR_BACKEND, formats))
+        shape, roof = self.replica.shape, self.replica.step_time()
+        if self.profile is None or self.replica.gpus > 1:
+            return Timing.bound(roof, "steps were not timed on this hardware")
+        formats = held(shape)
+        found = estimate(shape, self.profile, OUR_BACKEND, formats)
+        return found or Timing.bound(roof, not_fitted(self.profile, OUR_BACKEND, formats))
 
-    def model(self) -> StepTime:
-        """The bound."""
-        link = self.hardware.link
-        if self.gpus > 1 and link is None:
-            raise BadInput("--gpus", f"{self.hardware.name} has no link between devices in the catalogue; accepted: 1")
-        reduce = all_reduce_of("ring", link.bandwidth, HOP_SECONDS) if self.gpus > 1 and link is not None else None
-        return StepTime(self.shape, self.hardware, Layout(self.gpus), all_reduce=reduce)
+
+def backing(
+    shape: ModelShape, hardware: Hardware, gpus: int = 1, precision: str | None = None, kv: str | None = None,
+    profile: Profile | None = None,
+) -> Backing:  # fmt: skip
+    """With the precision of weights and cache named; None = as the checkpoint stores them, 16 bits.
+
+    Raises:
+        BadInput: the model cannot be split so, or nothing links the devices.
+    """
+    replica = deploy(shape, hardware, gpus, precision=precision, kv=kv, mode=Replica)
+    check_layout(shape, gpus)
+    if gpus > 1:
+        if hardware.link is None:
+            raise BadInput("--gpus", f"{hardware.name} has no link between devices in the catalogue; accepted: 1")
+        ring = all_reduce_of("ring", hardware.link.bandwidth, HOP_SECONDS)
+        replica = msgspec.structs.replace(replica, all_reduce=ring)
+    return Backing(replica, profile)
 
 
 def mean_batch(records: Sequence[RequestRecord]) -> float:
@@ -89,18 +88,18 @@ def mean_batch(records: Sequence[RequestRecord]) -> float:
     return squared / once if once else 1.0
 
 
-def predict(run: Run, summary: dict[str, Any], machine: Machine) -> dict[str, Any]:
+def predict(run: Run, summary: dict[str, Any], behind: Backing) -> dict[str, Any]:
     """The `prediction` object: per metric measured median, prediction, bound, ratio, the rest, and the terms."""
     done = [r for r in run.records if r.completed and not r.warmup and r.usage_trusted and r.prompt_tokens]
     if not done:
         return {"reason": "no request was completed with usage, so batch and context are not known"}
-    timing, roof = machine.timing(), machine.model()
+    timing, roof, replica = behind.timing(), behind.replica.step_time(), behind.replica
     prompt = float(np.mean([r.prompt_tokens or 0 for r in done]))
     cached = float(np.mean([r.cached_tokens or 0 for r in done]))
     output = float(np.mean([r.output_tokens or 0 for r in done]))
     batch, context = mean_batch(done), prompt + output / 2
     fresh = max(1, round(prompt - cached))
-    chunk: StepShape = prefill_step(machine.shape, fresh, round(cached))
+    chunk: StepShape = prefill_step(replica.shape, fresh, round(cached))
     decodes = [_decode(model, batch, round(context)) for model in (timing.model, roof)]
     prefills = [model.explain(chunk) for model in (timing.model, roof)]
     decode = decodes[0].seconds
@@ -118,9 +117,9 @@ def predict(run: Run, summary: dict[str, Any], machine: Machine) -> dict[str, An
     return {
         "kind": timing.label,
         "label": LABELS[timing.label] + (f" ({timing.reason})" if timing.reason else ""),
-        "model": machine.shape.name,
-        "hardware": machine.hardware.name,
-        "gpus": machine.gpus,
+        "model": replica.shape.name,
+        "hardware": replica.hardware.name,
+        "gpus": replica.gpus,
         "batch": batch,
         "context": context,
         "prompt_tokens": prompt,

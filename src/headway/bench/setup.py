@@ -12,7 +12,7 @@ from headway.bench.dataset import read_dataset
 from headway.bench.document import document
 from headway.bench.load import Load
 from headway.bench.metrics import Targets
-from headway.bench.predict import Machine
+from headway.bench.predict import Backing
 from headway.bench.recount import Recount
 from headway.bench.views import VIEWS
 from headway.bench.workload import Item, Measure, Prompts
@@ -100,7 +100,7 @@ class Setup:
     """What is measured, and how.
 
     Attributes:
-        machine: what is behind the endpoint, for a prediction beside the measurement.
+        behind: what is behind the endpoint, for a prediction beside the measurement.
         recount: the model's tokenizer, to check the endpoint's counts.
         test: measure the client itself first.
         as_tool: also express the run as this tool would.
@@ -113,7 +113,7 @@ class Setup:
     workload: Workload
     targets: Targets | None = None
     limits: Limits = field(default_factory=Limits)
-    machine: Machine | None = None
+    behind: Backing | None = None
     recount: Recount | None = None
     test: bool = True
     as_tool: str | None = None

@@ -105,9 +105,9 @@ def bench(
     )
     load = _load(rate, arrival, burstiness, ramp_to, concurrency, trace, seed)
     targets = _targets(slo, ttft_ms, tpot_ms, e2e_ms, attainment)
-    machine = _machine(shape or model, hardware, gpus, precision, kv_precision) if predict or hardware else None
+    behind = _behind(shape or model, hardware, gpus, precision, kv_precision) if predict or hardware else None
     setup = Setup(
-        endpoint, load, workload, targets, _limits(connect_timeout, stall_timeout, request_timeout), machine,
+        endpoint, load, workload, targets, _limits(connect_timeout, stall_timeout, request_timeout), behind,
         _recount(tokenizer, shape), self_test, as_tool, event_log, search, resolution, gpus,
     )  # fmt: skip
     files = Files(csv, html, records)
@@ -256,9 +256,9 @@ def _targets(slo: str, ttft: float | None, tpot: float | None, e2e: float | None
     return targets if targets.limits else None
 
 
-def _machine(shape: str, hardware: str | None, gpus: int, precision: str | None, kv_precision: str | None) -> Any:
+def _behind(shape: str, hardware: str | None, gpus: int, precision: str | None, kv_precision: str | None) -> Any:
     """What --predict is to assume behind the endpoint."""
-    from headway.bench.predict import Machine
+    from headway.bench.predict import backing
     from headway.core.errors import BadInput
     from headway.plan.models import load_device, load_shape, profile_of
 
@@ -267,6 +267,4 @@ def _machine(shape: str, hardware: str | None, gpus: int, precision: str | None,
     if hardware is None:
         raise BadInput("--hardware", "is needed for --predict: a catalogue name, this-machine, or a profile's .json")
     device, profile = load_device(hardware), profile_of(hardware)
-    machine = Machine.of(load_shape(shape), device, gpus, precision, kv_precision, profile)
-    machine.model()  # refuses what cannot be, before the run
-    return machine
+    return backing(load_shape(shape), device, gpus, precision, kv_precision, profile)
