@@ -53,7 +53,7 @@ class RequestParser:
         self._buffer = bytearray()  # of the body at most what came at once, of all else at most its limit
         self._step: Callable[[], bool] = self._head
         self._searched = 0  # bytes of the buffer that hold no end of a head
-        self._left = 0  # bytes of the body, or of the chunk
+        self._left = 0  # bytes to come of the body, or of the chunk
         self._trailer_bytes = 0
         self._method = b""
         self._version = "1.1"
@@ -80,6 +80,10 @@ class RequestParser:
         Raises:
             BadRequest: nothing more can be read from this connection.
         """
+        if not self._buffer and len(data) < self._left:  # all of it is body: no copy
+            self._left -= len(data)
+            self._receiver.on_body(data)
+            return
         self._buffer += data
         while self._buffer and self._step():
             pass
@@ -87,6 +91,7 @@ class RequestParser:
     def stop(self) -> None:
         """Take no notice of what still comes."""
         self._step = self._ignore
+        self._left = 0
         self._buffer.clear()
 
     # Steps: each takes something off the buffer, or returns False if it needs more.
