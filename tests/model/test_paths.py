@@ -125,6 +125,14 @@ def test_t2_027_a_part_of_a_split_gguf_is_told_how_to_be_merged(tmp_path: Path, 
         describe(path)
 
 
+def test_more_heads_than_any_model_has_are_refused(folder: Path, tmp_path: Path) -> None:
+    change(folder / "config.json", num_attention_heads=65536)
+    with pytest.raises(ModelFileError, match="num_attention_heads: 65536 is not an integer from 1 to 4096"):
+        describe(folder)
+    with pytest.raises(ModelFileError, match=r"attention\.head_count: 65536 is not an integer from 1 to 4096"):
+        describe(tiny_gguf(tmp_path / "m.gguf", **{"llama.attention.head_count": 65536}))
+
+
 @pytest.mark.parametrize("claim", [2**32 - 1, 2**24 + 1])
 def test_more_positions_than_any_model_has_are_refused(folder: Path, tmp_path: Path, claim: int) -> None:
     change(folder / "config.json", max_position_embeddings=claim)

@@ -10,6 +10,7 @@ from headway.core.errors import HeadwayError, shown
 
 MAX_SIZE = (1 << 32) - 1  # no dimension of a model is near it; products of four stay exact in Python
 MAX_CONTEXT = 1 << 24  # positions; the longest that any model states are 10 million
+MAX_HEADS = 4096  # per layer; activations of a step grow with them, whatever the file weighs
 MAX_LAYERS = 4096  # far more than any model has; readers make a list of them
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headway.core.errors import shown
-from headway.core.fields import MAX_CONTEXT, Fields
+from headway.core.fields import MAX_CONTEXT, MAX_HEADS, Fields
 from headway.model.checkpoint import Checkpoint
 from headway.model.rope import RopeConfig, rope_from_gguf, rope_from_hf
 from headway.ops.weight import Weight
@@ -107,7 +107,7 @@ def _from_hf(fields: Fields) -> DecoderConfig:
     for kind in fields.words("layer_types", layers) or ():
         if kind != "full_attention":
             raise fields.fault("layer_types", f"{shown(kind)} is not supported; full_attention is")
-    hidden_size, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    hidden_size, heads = fields.size("hidden_size"), fields.size("num_attention_heads", most=MAX_HEADS)
     return DecoderConfig(
         layers=layers,
         heads=heads,
@@ -131,7 +131,7 @@ def _from_gguf(fields: Fields, architecture: str, tensors: Mapping[str, Weight],
         raise named.fault(key, "this setting is not known for this kind of model")
     if own.get("expert_count", 0) != 0:
         raise named.fault("expert_count", "mixtures of experts are not supported")
-    hidden_size, heads = named.size("embedding_length"), named.size("attention.head_count")
+    hidden_size, heads = named.size("embedding_length"), named.size("attention.head_count", most=MAX_HEADS)
     head_dim = named.size("attention.key_length", default=hidden_size // heads or 1)
     for key in ("attention.value_length", "rope.dimension_count"):
         if named.size(key, default=head_dim) != head_dim:
