@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from headway import LLM, SamplingParams
 from headway.core.errors import BadInput, ModelFileError
 from headway.model.load import describe
 from headway.ops import native
+from headway.serve.answer import Prompt, Query
 from headway.serve.dialects.openai.completion_logprobs import CompletionLogprobs, joined
+from headway.serve.dialects.openai.format import CompletionFormat
 from headway.serve.model_text import ModelText
 from headway.serve.text import PromptReader
 from headway.text.detokenizer import Detokenizer
@@ -186,6 +189,16 @@ def test_t2_001_one_space_is_dropped_at_the_start_and_no_other(tmp_path: Path, i
     assert "".join(map(after.push, ids)) + after.flush() == " " + text
 
 
+def echoed(text: ModelText, prompt: Any) -> Prompt:
+    """A prompt as an echo shows it."""
+    query = Query(
+        prompts=[prompt], params=SamplingParams(), echo=True, field="prompt", id_prefix="",
+        format=partial(CompletionFormat, text, 0, False),
+    )  # fmt: skip
+    (read,) = PromptReader(text, 64, SamplingParams()).answer(query, "m", "", 0).prompts
+    return read
+
+
 @pytest.mark.parametrize("prompt", [[IN_THE], [MARK, LEAD], [1], [1, IN_THE], [X], "x x"])
 @pytest.mark.parametrize("decoder", ["Metaspace", "Strip"])
 def test_t2_001_and_t2_016_offsets_are_those_of_the_text(tmp_path: Path, decoder: str, prompt: Any) -> None:
@@ -195,7 +208,7 @@ def test_t2_001_and_t2_016_offsets_are_those_of_the_text(tmp_path: Path, decoder
         tokenizer.decoder = decoders.Sequence(steps)
     write_tiny_checkpoint(tmp_path, tokenizer)
     text = ModelText(describe(tmp_path))
-    read = PromptReader(text, 64, SamplingParams())._prompt(prompt, echo=True)
+    read = echoed(text, prompt)
     made = [HOUSE, X]
     output = Detokenizer(Tokenizer(describe(tmp_path).tokenizer), read.tokens)
     whole = read.text + "".join(map(output.push, made)) + output.flush()
@@ -214,8 +227,7 @@ def test_t2_001_and_t2_016_offsets_are_those_of_the_text(tmp_path: Path, decoder
 def test_t2_016_a_start_token_that_the_client_wrote_is_part_of_the_text(tmp_path: Path) -> None:
     write_tiny_checkpoint(tmp_path, metaspace(prefix=True))
     text = ModelText(describe(tmp_path))
-    reader = PromptReader(text, 64, SamplingParams())
-    assert not reader._prompt("<s>in", echo=True).hidden and reader._prompt("in", echo=True).hidden
+    assert not echoed(text, "<s>in").hidden and echoed(text, "in").hidden
 
 
 FUSED = [decoders.ByteFallback(), decoders.Metaspace(), decoders.Fuse()]
