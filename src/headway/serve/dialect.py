@@ -72,12 +72,10 @@ class Dialect:
     """An API.
 
     Attributes:
-        name: for the OpenAPI document.
         prefix: errors of all paths that begin so have this API's shape; of several the longest prefix counts.
         error: the body of an error.
     """
 
-    name: str
     prefix: str
     endpoints: tuple[Endpoint, ...]
     error: Callable[[ApiError], Any]

@@ -6,4 +6,4 @@ from headway.serve.dialect import Dialect
 from headway.serve.dialects.ollama.format import error_body
 from headway.serve.dialects.ollama.routes import ENDPOINTS
 
-OLLAMA = Dialect("ollama", "/api/", ENDPOINTS, error_body)
+OLLAMA = Dialect("/api/", ENDPOINTS, error_body)

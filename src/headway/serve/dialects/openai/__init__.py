@@ -6,4 +6,4 @@ from headway.serve.dialect import Dialect
 from headway.serve.dialects.openai.format import error_body
 from headway.serve.dialects.openai.routes import ENDPOINTS
 
-OPENAI = Dialect("openai", "", ENDPOINTS, error_body)
+OPENAI = Dialect("", ENDPOINTS, error_body)
