@@ -109,8 +109,6 @@ def single(slo: dict[str, Any], rate: float | None, good_per_second: float | Non
     """What one run at one rate says about goodput: a bound, not the highest rate."""
     held = bool(slo["held"]) and rate is not None
     how = "held with confidence" if slo["held"] else "was not held with confidence"
-    if slo["needed"] is not None and not slo["held"]:
-        how += f" (this share of {slo['needed']} requests would prove it)"
     return {
         "rate": rate if held else None,
         "searched": False,

@@ -57,7 +57,9 @@ def bench(
     resolution: Annotated[float, typer.Option(help="Relative width at which the search stops.")] = 0.1,
     gpus: Annotated[int, typer.Option(help="GPUs behind the endpoint.")] = 1,
     predict: Annotated[bool, typer.Option("--predict", help="Put the step-time model's bound beside it.")] = False,
-    shape: Annotated[str | None, typer.Option(help="Model behind the endpoint: name, folder or .gguf.")] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Model behind it: name, folder or .gguf; default: what it lists.")
+    ] = None,
     hardware: Annotated[str | None, typer.Option(help="Device: a name, this-machine, or a profile's .json.")] = None,
     precision: Annotated[str | None, typer.Option(help="Of its weights, where not the checkpoint's.")] = None,
     kv_precision: Annotated[str | None, typer.Option(help="Of its KV cache.")] = None,
@@ -105,7 +107,10 @@ def bench(
     )
     load = _load(rate, arrival, burstiness, ramp_to, concurrency, trace, seed)
     targets = _targets(slo, ttft_ms, tpot_ms, e2e_ms, attainment)
-    behind = _behind(shape or model, hardware, gpus, precision, kv_precision) if predict or hardware else None
+    behind = None
+    if predict or hardware:
+        shape = shape or _served_shape(url, model, api_key_file)
+        behind = _behind(shape, hardware, gpus, precision, kv_precision)
     setup = Setup(
         endpoint, load, workload, targets, _limits(connect_timeout, stall_timeout, request_timeout), behind,
         _recount(tokenizer, shape), self_test, as_tool, event_log, search, resolution, gpus,
@@ -256,14 +261,36 @@ def _targets(slo: str, ttft: float | None, tpot: float | None, e2e: float | None
     return targets if targets.limits else None
 
 
+def _served_shape(url: str, model: str, key_file: Path | None) -> str:
+    """A name or file for the shape of what the endpoint serves: by --model, else by what it lists."""
+    from urllib.parse import urlsplit
+
+    from headway.client.chat import Client, ServerError
+    from headway.core.errors import BadInput
+    from headway.model.source import DEFAULT_MODEL, resolve
+    from headway.plan.models import load_shape
+
+    needed = "is needed for a prediction: the model behind the endpoint"
+    parts = urlsplit(url)
+    try:
+        name = model or Client(f"{parts.scheme}://{parts.netloc}", options.api_key(key_file), timeout=10).models()[0]
+    except (ServerError, ValueError, LookupError, TypeError) as error:
+        raise BadInput("--shape", f"{needed}, and it cannot be asked ({error})") from None
+    if f"/{name}.gguf" in DEFAULT_MODEL:  # the built-in model, as `headway serve` calls it
+        return str(resolve(DEFAULT_MODEL))
+    try:
+        load_shape(name)
+    except BadInput:
+        raise BadInput("--shape", f"{needed}; it calls it {name!r}, which is no known shape") from None
+    return name
+
+
 def _behind(shape: str, hardware: str | None, gpus: int, precision: str | None, kv_precision: str | None) -> Any:
     """What --predict is to assume behind the endpoint."""
     from headway.bench.predict import backing
     from headway.core.errors import BadInput
     from headway.plan.models import load_device, load_shape, profile_of
 
-    if not shape:
-        raise BadInput("--shape", "is needed for --predict: the model behind the endpoint")
     if hardware is None:
         raise BadInput("--hardware", "is needed for --predict: a catalogue name, this-machine, or a profile's .json")
     device, profile = load_device(hardware), profile_of(hardware)

@@ -237,10 +237,10 @@ class _Life:
 
     def _example(self, url: str) -> str:
         """A command that asks this server something, ready to be pasted."""
-        path, body = "completions", '{"prompt": "The capital of France is", "max_tokens": 20}'
+        path, body = "completions", '{"prompt": "The capital of France is", "max_tokens": 20, "temperature": 0}'
         if self._options.chats:
             path = "chat/completions"
-            body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+            body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}'
         key = " -H 'authorization: Bearer YOUR_KEY'" if self._options.api_key_file else ""
         return f"curl {url}/v1/{path} -H 'content-type: application/json'{key} -d '{body}'"
 
