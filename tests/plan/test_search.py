@@ -20,7 +20,7 @@ from headway.plan.load import OpenLoop
 from headway.plan.render import document
 from headway.plan.search import Wanted, search
 from headway.plan.traffic import Target, Traffic, from_trace
-from headway.report.document import write_page
+from headway.report.document import Grid, write_page
 from headway.roofline.hardware import find_hardware
 from headway.roofline.profile import Profile, device_of
 from headway.roofline.step import StepTime
@@ -51,9 +51,13 @@ def test_every_listed_deployment_meets_its_targets_and_the_cheapest_is_first() -
 
 
 def test_figures_say_whether_their_engine_was_measured_on_such_a_device() -> None:
-    rows = ranked(Wanted((H100, find_hardware("mi300x")), degrees=(1,))).deployments
+    found = ranked(Wanted((H100, find_hardware("mi300x")), degrees=(1,)))
+    rows = found.deployments
     basis = {row.hardware: row.basis for row in rows}
     assert basis == {"h100-sxm": "calibrated", "mi300x": "extrapolated"}
+    table = next(part for part in document(found).parts if isinstance(part, Grid))
+    assert [cells[2].startswith("~") for cells in table.rows] == [row.basis == "extrapolated" for row in rows]
+    assert [line.split(" at ")[0] for line in found.assumptions[:2]] == ["h100-sxm", "mi300x"]
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4", "q4_k", "q8_0"])

@@ -94,27 +94,27 @@ def search(model_name: str, shape: ModelShape, traffic: Traffic, target: Target,
                 rejected.append(row)
     # ties on price are common (a split pool of the same size): the quicker first token goes first
     found.sort(key=lambda row: (row.usd_per_hour, row.ttft_ms))
+    best = [
+        msgspec.structs.replace(row, rank=rank, flags=engine_flags(model_name, shape, row, wanted.kv))
+        for rank, row in enumerate(found[: wanted.most], start=1)
+    ]
     return Search(
-        model=shape.name, basis=BASIS, traffic=traffic, target=target, budget=wanted.budget,
-        deployments=[
-            msgspec.structs.replace(row, rank=rank, flags=engine_flags(model_name, shape, row, wanted.kv))
-            for rank, row in enumerate(found[: wanted.most], start=1)
-        ],
-        considered=len(found) + len(rejected), rejected=rejected, assumptions=_assumptions(traffic, wanted),
+        model=shape.name, basis=BASIS, traffic=traffic, target=target, budget=wanted.budget, deployments=best,
+        considered=len(found) + len(rejected), rejected=rejected,
+        assumptions=_assumptions(traffic, wanted, {row.hardware for row in best}),
     )  # fmt: skip
 
 
-def _assumptions(traffic: Traffic, wanted: Wanted) -> list[str]:
-    """What the ranking rests on: prices first."""
-    priced = [(device, price_of(device, wanted)) for device in wanted.hardware]
-    lines = [
-        price_assumption(device, price, price != (device.price and device.price.typical), "--prices")
-        for device, price in priced
-        if price is not None
-    ]
+def _assumptions(traffic: Traffic, wanted: Wanted, listed: set[str]) -> list[str]:
+    """What the ranking rests on: prices first, of the devices listed."""
+    lines = []
+    for device in wanted.hardware:
+        price = price_of(device, wanted)
+        if price is not None and device.name in listed:
+            line = price_assumption(device, price, price != (device.price and device.price.typical), "--prices")
+            lines.append(f"{line}; {gigabytes(device.usable)}")
     burst = "Poisson" if traffic.arrival_cv2 == 1 else f"arrivals with a squared variation of {traffic.arrival_cv2:.2g}"
     lines.append(f"{burst}; lengths at their mean; {traffic.cache_hit:.0%} of input cached (--cache-hit)")
-    lines += [f"{device.name}: {gigabytes(device.usable)} of memory" for device in wanted.hardware]
     if wanted.split:
         lines.append(f"a split ships caches over {metric(NETWORK, 'B/s')} per GPU (--no-split leaves splits out)")
     return lines
