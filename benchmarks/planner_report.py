@@ -31,9 +31,10 @@ Which range an estimate gets depends on the first of these that no run had: its 
 with that precision, or none.
 
 What the runs do not say limits it. Six in seven disaggregated DeepSeek runs name neither their decode workers nor
-whether drafts were used: two runs with equal descriptions differ by a factor of 1.9, so no estimate can be near both.
-The conventions that fill such gaps are in `src/headway/plan/runs.py`. TTFT depends on how the load was started, which
-no row says; its range is as wide as that.
+whether drafts were used; public recipes of the same description (`src/headway/plan/recipes.py`) say it for most of
+them. Where several fit, or none, it stays unknown: such runs may differ by a factor of 1.9, so no estimate can be near
+all. The conventions that fill further gaps are in `src/headway/plan/runs.py`. TTFT depends on how the load was started,
+which no row says; its range is as wide as that.
 """
 ABSTAINED = "Rows the model abstains from, scored by their bound (which is a bound, not an estimate):"
 

@@ -51,6 +51,9 @@ def _recipes() -> dict[tuple[str, ...], list[Recipe]]:
                 int(row[name])
                 for name in ("decode_workers", "decode_tp", "decode_ep", "decode_dp_attention", "draft_tokens")
             )
+            gpus = max(gpus, experts)  # where nothing is tensor-parallel, experts say how many there are
+            if data and gpus == 1:
+                continue  # the blank twin of a recipe that says it
             prompts = int(row["prefill_workers"] or 0) * int(row["prefill_tp"] or 0)
             recipe = Recipe(workers, gpus, experts, bool(data), drafts, prompts + workers * gpus, row["image"])
             found.setdefault(tuple(row[key] for key in keys), []).append(recipe)
