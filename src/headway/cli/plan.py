@@ -112,7 +112,7 @@ def app(args: Sequence[str], prog_name: str) -> None:
     if not args or args[0] in ("-h", "--help"):
         width = max(map(len, VERBS))
         verbs = "\n".join(f"  {name:<{width}}  {verb.help}" for name, verb in VERBS.items())
-        print(f"usage: {prog_name} VERB [options]      ({prog_name} VERB --help for its options)\n\n{verbs}")
+        print(f"Usage: {prog_name} VERB [options]      ({prog_name} VERB --help for its options)\n\n{verbs}")
         sys.exit(0 if args else 2)
     if args[0] not in VERBS:
         print(f"{prog_name}: {args[0]!r} is not a verb; choose from {', '.join(VERBS)}", file=sys.stderr)

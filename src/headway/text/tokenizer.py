@@ -59,7 +59,9 @@ class Tokenizer:
         self._bytes |= dict.fromkeys(unused, b"")
 
     def _named(self, rows: int, unused: Collection[int]) -> int:
-        """Ids below `rows` up to the last that stands for a token."""
+        """Ids below `rows`, which is a claim, up to the last that stands for a token."""
+        if rows > self._tokenizer.get_vocab_size():
+            rows = min(rows, 1 + max(self._tokenizer.get_vocab().values(), default=-1))
         while rows and (rows - 1 in unused or self._tokenizer.id_to_token(rows - 1) is None):
             rows -= 1
         return rows

@@ -149,6 +149,7 @@ double probe_compute(Engine& engine, const std::string& kind, double seconds) {
 
 NB_MODULE(_native, m) {
   using namespace headway;
+  nb::set_leak_warnings(false);  // a process that is told to stop ends with its model loaded
   m.doc() = "Headway's native CPU kernels. Use headway.ops.native.";
 
   nb::class_<Matrix>(m, "Matrix")
