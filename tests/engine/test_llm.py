@@ -254,3 +254,16 @@ def test_a_wrong_argument_is_one_sentence(llm: LLM, call: Callable[[LLM], object
 def test_an_option_out_of_range_is_one_sentence(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(HeadwayError, match=sentence):
         LLM(**options)
+
+
+def test_a_dropped_stream_is_cancelled_while_its_prompt_is_being_computed(llm: LLM) -> None:
+    """It has no delta yet by which anyone could notice."""
+    scheduler = llm.engine.loop.scheduler
+    stream = llm.stream(list(range(1000, 1400)), SamplingParams(temperature=0, max_tokens=100, ignore_eos=True))
+    llm.engine.loop.turn()
+    assert scheduler.running == 1
+    del stream
+    gc.collect()
+    llm.turn()
+    assert scheduler.running == scheduler.waiting == 0
+    assert_healthy(llm)

@@ -13,7 +13,7 @@ import zmq
 from headway.core.errors import BadInput, EngineDead
 from headway.core.events import Finished
 from headway.core.request import SamplingParams
-from headway.engine import ipc
+from headway.engine import ipc, process
 from headway.engine.ipc import Channel, Ready, Status, Stop, Turn, make_folder
 from headway.engine.messages import Cancel, Delta, Refusal, Submit
 from headway.engine.process import EventTray, Host, Loaded, cache_status
@@ -127,3 +127,28 @@ def test_a_deadline_that_is_none_is_refused(deadline: float) -> None:
     message = Submit(id="a", tokens=(1, 2), params=SamplingParams(), deadline=deadline)
     refused = loop.submit(message)
     assert refused is not None and refused.message.startswith("deadline: ") and loop.idle
+
+
+class Queue:
+    """A channel on which everything has come already."""
+
+    def __init__(self, *commands: Submit | Stop) -> None:
+        self._commands = list(commands)
+
+    def take(self) -> Submit | Stop | None:
+        return self._commands.pop(0) if self._commands else None
+
+    receive = take
+
+
+def test_between_two_steps_a_bounded_number_of_commands_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams wait while prompts are hashed."""
+    monkeypatch.setattr(process, "MOST_COMMANDS", 3)
+    monkeypatch.setattr(process, "MOST_TOKENS", 100)
+    small = [submit(f"small{number}", "say:x") for number in range(5)]
+    large = [submit(f"large{number}", "say:" + "x" * 60, n=2) for number in range(2)]
+    loop = engine(max_rows=4)
+    loaded = Loaded(Ready("scripted", 4096, 260, 4), loop, EventTray(), Status, loop.close)
+    host = Host(Queue(*small, *large, Stop()), loaded)  # type: ignore[arg-type]
+    read = [len(list(host._commands(pause=False))) for _ in range(4)]
+    assert read == [3, 3, 1, 1], "at most three, and none after a large one"
