@@ -12,6 +12,7 @@ from headway.engine.options import EngineOptions
 
 if TYPE_CHECKING:
     from headway.measure.probe import Knee
+    from headway.report.document import Document
     from headway.roofline.profile import Profile
 
 app = typer.Typer(
@@ -37,37 +38,54 @@ def probe(
             "group); none = only rates. Default: the usual ones.",
         ),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the profile although the machine was busy, or contradicts itself.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Read bandwidth by number of threads, arithmetic rate by number format, and what Headway's own steps reach of
     them in each weight format: about ten seconds per format."""
     if context.invoked_subcommand is not None:
         return
+    import msgspec
     from rich.console import Console
     from rich.progress import Progress
 
+    from headway.core.errors import HeadwayError
     from headway.engine.build import make_backend
     from headway.engine.machine import usable_cores
     from headway.engine.profile import profile_path
-    from headway.measure.formats import USUAL, fit_formats, measure_machine
+    from headway.measure.doubts import Waiting, doubts
+    from headway.measure.formats import USUAL, fit_formats, machine_probe, measure_machine
     from headway.measure.probe import save_profile
     from headway.measure.synthetic import STEPS
+    from headway.report.document import show
 
     cores = engine.threads or usable_cores()
-    kind = make_backend(engine.backend, cores).name
+    made = make_backend(engine.backend, cores)
+    kind, math = made.name, made.math
     usual = USUAL if kind == "native" else ("f32",)
     wanted = usual if formats is None else () if formats == "none" else tuple(dict.fromkeys(formats.split(",")))
     console = Console(stderr=True)
+    waiting = Waiting()
     with console.status("measuring memory and arithmetic"):
         profile = measure_machine(cores)
+        look = machine_probe(cores, math)
+        before = look()
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("timing steps", total=len(wanted) * STEPS)
         profile = fit_formats(
             profile, kind, wanted, lambda format: bar.update(task, advance=1, description=f"timing steps in {format}")
         )
+    reasons = doubts(profile, wanted, kind, waiting.share(), (before, look()))
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(profile)).decode())
+    else:
+        show(_document(profile))
+    if reasons and not force:
+        raise HeadwayError(f"nothing was saved: {'; '.join(reasons)}. Try again on a quiet machine, or with --force")
     path = output or profile_path()
     save_profile(profile, path)
-    _print(profile, json)
     if not json:
         print(f"written to {path}")
 
@@ -108,27 +126,30 @@ def knee(
         _print_knee(found)
 
 
-def _print(profile: Profile, as_json: bool) -> None:
-    if as_json:
-        import msgspec
+def _document(profile: Profile) -> Document:
+    from headway.report.document import Document, Grid, Text
 
-        print(msgspec.json.format(msgspec.json.encode(profile)).decode())
-        return
-    print(f"{profile.name}: {profile.threads} threads, {profile.memory / 2**30:.1f} GiB free")
-    for threads, bandwidth in profile.read_bandwidth.items():
-        print(f"  reading, {threads:>3} threads  {bandwidth / 1e9:8.1f} GB/s")
-    for name, rate in profile.rates.items():
-        print(f"  arithmetic, {name:<9}  {rate / 1e9:8.1f} GFLOP/s  ({rate / profile.bandwidth:.1f} FLOPs per byte)")
-    for backend, fits in profile.fits.items():
-        for format, fit in [(format, one) for format, regimes in fits.items() for one in regimes]:
-            e = fit.efficiency
-            ceiling = "" if e.ceiling is None else f", at most {e.ceiling / 1e9:.0f} GB/s"
-            print(
-                f"  {backend} steps, {format:<9} {fit.steps} timed at {fit.bandwidth[1] / 1e9:.0f} GB/s, "
-                f"error {fit.error:.1%}, 90 % within "
-                f"{fit.low - 1:+.0%} to {fit.high - 1:+.0%}; reads {e.stream:.0%} of bandwidth{ceiling}, "
-                f"multiplies at {e.linear:.0%} of {fit.math}"
-            )
+    reading = [[f"reading, {threads} threads", f"{rate / 1e9:.1f} GB/s", ""]
+               for threads, rate in profile.read_bandwidth.items()]  # fmt: skip
+    arithmetic = [[f"arithmetic, {name}", f"{rate / 1e9:.1f} GFLOP/s", f"{rate / profile.bandwidth:.1f}"]
+                  for name, rate in profile.rates.items()]  # fmt: skip
+    steps = [
+        [
+            f"{backend}, {format}", str(fit.steps), f"{fit.bandwidth[1] / 1e9:.0f}", f"{fit.error:.1%}",
+            f"{fit.low - 1:+.0%} to {fit.high - 1:+.0%}", f"{fit.efficiency.stream:.0%}",
+            _gb_s(fit.efficiency.ceiling), f"{fit.efficiency.linear:.0%} of {fit.math}",
+        ]
+        for backend, fits in profile.fits.items() for format, regimes in fits.items() for fit in regimes
+    ]  # fmt: skip
+    head = ["steps", "timed", "at GB/s", "error", "90 % within", "reads", "at most GB/s", "multiplies at"]
+    return Document(f"{profile.name}: {profile.threads} threads, {profile.memory / 2**30:.1f} GiB free", [
+        Grid(["", "rate", "FLOPs per byte"], [*reading, *arithmetic]),
+        *([Grid(head, steps)] if steps else [Text("no steps were timed: predictions are bounds", "note")]),
+    ])  # fmt: skip
+
+
+def _gb_s(rate: float | None) -> str:
+    return "" if rate is None else f"{rate / 1e9:.0f}"
 
 
 def _print_knee(found: Knee) -> None:

@@ -229,7 +229,7 @@ def _prediction(said: Timing, roof: StepTime, point: Point, pairs: list[tuple[fl
         label=said.label,
         tokens_per_second=tokens / seconds,
         low=tokens / seconds / said.high,
-        high=tokens / seconds / said.low,
+        high=max(tokens / seconds, min(tokens / seconds / said.low, tokens / bound.seconds)),
         bound=tokens / bound.seconds,
         binds=bound.binds,
         measured=tokens / median(took for _, took in pairs) if pairs else None,

@@ -1,0 +1,50 @@
+"""What is measured on a busy machine, or contradicts itself, is not to be saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headway.measure.doubts import Waiting, doubts
+from headway.roofline.profile import Fit, Profile, Rates
+from headway.roofline.step import Efficiency
+
+
+def profile(error: float = 0.05, **shares: float) -> Profile:
+    fit = Fit(Efficiency(**shares), "int8", 1e11, 0.9, 1.1, error, (1e10, 1e10, 1e10), 100)
+    return Profile("m", "2026-01-01", 2, 1e10, {"2": 1e10}, {"int8": 1e11}, {"native": {"q4_0": [fit]}})
+
+
+STEADY = (Rates(1e10, 1e11), Rates(2e10, 1.1e11))  # memory has regimes, which fits tell apart
+
+
+@pytest.mark.parametrize(
+    ("measured", "waited", "probes", "sentence"),
+    [
+        (profile(), 0.43, STEADY, "for 43% of the time there was no core"),
+        (profile(), 0.0, (Rates(1e10, 1e11), Rates(1e10, 5e10)), "disagree: 50 and 100 GFLOP/s"),
+        (profile(error=0.5), 0.0, STEADY, "steps in q4_0 are missed by 50%"),
+        (profile(linear=2.04), 0.0, STEADY, "reach 204% of the rate of int8"),
+        (profile(stream=1.5), 0.0, STEADY, "reach 150% of the memory bandwidth"),
+    ],
+)
+def test_a_reason_for_doubt_is_named(
+    measured: Profile, waited: float, probes: tuple[Rates, Rates], sentence: str
+) -> None:
+    (found,) = doubts(measured, ["q4_0"], "native", waited, probes)
+    assert sentence in found
+    assert doubts(profile(linear=1.1), ["q4_0"], "native", 0.05, STEADY) == []
+
+
+def test_what_was_fitted_before_is_not_judged_again() -> None:
+    assert doubts(profile(error=0.5), ["bf16"], "native", 0.0, STEADY) == []
+
+
+def test_waiting_is_read_where_the_system_tells(tmp_path: Path) -> None:
+    stat = tmp_path / "schedstat"
+    stat.write_text("1 1000 5\n")
+    waiting = Waiting(stat)
+    stat.write_text("1 3000001000 5\n")
+    assert waiting.share() > 1
+    assert Waiting(tmp_path / "none").share() == 0
