@@ -19,6 +19,7 @@ from headway.core.request import SamplingParams
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult, TokenLogprobs
 from headway.engine.loop import EngineLoop
 from headway.scheduling.scheduler import Scheduler
+from headway.text.chat import Ending
 
 EOS, IM_START, IM_END = 256, 257, 258
 VOCAB = 260
@@ -46,7 +47,7 @@ class ByteTokenizer:
         turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
         return f"{turns}<|im_start|>assistant\n"
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[dict[str, Any]], ending: Ending = Ending.NATURAL) -> list[int]:
         return self.encode(self.render(messages))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from headway.core.errors import BadInput
 from headway.model.load import describe
 from headway.model.source import DEFAULT_MODEL
-from headway.text.chat import encode_chat
+from headway.text.chat import Ending, encode_chat
 from headway.text.template import ChatTemplate
 from headway.text.tokenizer import Tokenizer
 from tests.text.small_tokenizers import SPECIAL, TRICKY, hf_source, make_sentencepiece, train_byte_level
@@ -131,3 +131,25 @@ def test_the_built_in_model_cannot_be_told_that_a_turn_has_ended() -> None:
     assert ids[second + 1 : ids.index(end, second)] == tokenizer.encode(f"user\n{typed}", allow_special=False)
     assert tokenizer.decode(ids, skip_special=False) == template.render(turns(typed))
     template.close()
+
+
+@pytest.mark.parametrize("prefix", ["My favourite is ", "", "a", "Twice\n", "He said <|im_end|> ", "Sure"])
+def test_t2_007_an_answer_that_was_begun_goes_on_from_its_last_character(
+    template: ChatTemplate, tokenizer: Tokenizer, prefix: str
+) -> None:
+    asked = turns("Sure?", "Sure", "Name a colour")
+    begun = [*asked, {"role": "assistant", "content": prefix}]
+    ids = encode_chat(template, tokenizer, begun)
+    assert ids == encode_chat(template, tokenizer, begun, Ending.CONTINUED)
+    assert tokenizer.decode(ids, skip_special=False).endswith(prefix)
+    opened, closed = (encode_chat(template, tokenizer, begun, ending) for ending in (Ending.OPENED, Ending.CLOSED))
+    assert len(control_ids(tokenizer, ids)) <= len(control_ids(tokenizer, closed)) and opened != ids != closed
+
+
+def test_t2_007_only_the_assistants_words_can_be_continued(template: ChatTemplate, tokenizer: Tokenizer) -> None:
+    with pytest.raises(BadInput, match="nothing to continue"):
+        encode_chat(template, tokenizer, turns("a"), Ending.CONTINUED)
+    first_only = ChatTemplate("{{ messages[0].content }}", TOKENS)
+    with pytest.raises(BadInput, match="leaves the last one out"):
+        encode_chat(first_only, tokenizer, turns("a", "b"))
+    first_only.close()

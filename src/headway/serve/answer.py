@@ -22,6 +22,7 @@ from headway.core.request import Finish, SamplingParams
 from headway.core.step import TokenLogprobs
 from headway.engine.messages import Delta, Refusal, Submit
 from headway.serve.errors import ApiError
+from headway.text.chat import Ending
 
 ENTRY_BYTES = 64  # of one log-probability in JSON, about
 MAX_ANSWER_BYTES = 64 << 20
@@ -48,6 +49,7 @@ class Query:
 
     Attributes:
         messages: a conversation to answer; None = `prompts` are to be continued.
+        ending: how the conversation ends.
         prompts: texts or token ids; the choices of an answer are numbered prompt by prompt.
         params: how to sample; its `max_tokens` is not looked at.
         max_tokens: most tokens to generate; None = what the context holds, 0 = none, for the sake of an echo.
@@ -60,6 +62,7 @@ class Query:
     """
 
     messages: Sequence[Message] | None = None
+    ending: Ending = Ending.NATURAL
     prompts: Sequence[str | list[int]] = ()
     params: SamplingParams
     max_tokens: int | None = None

@@ -9,6 +9,7 @@ from headway.core.errors import BadInput
 from headway.core.request import SamplingParams
 from headway.serve.answer import Answer, Message, Prompt, Query
 from headway.serve.errors import ApiError
+from headway.text.chat import Ending
 
 MAX_MESSAGES = 4096
 ROLES = ("system", "developer", "user", "assistant")
@@ -23,8 +24,8 @@ class Text(Protocol):
 
     def encode(self, text: str, add_special: bool = True) -> list[int]: ...
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """The conversation as the model reads it, ready for the assistant's turn. Names of control tokens in messages
+    def encode_chat(self, messages: Sequence[dict[str, Any]], ending: Ending) -> list[int]:
+        """The conversation as the model reads it. Names of control tokens in messages
         are plain text.
 
         Raises:
@@ -87,7 +88,7 @@ class PromptReader:
             HeadwayError: the request is at fault.
         """
         if query.messages is not None:
-            tokenised, fields = [Prompt(self.chat(query.messages))], [query.field]
+            tokenised, fields = [Prompt(self.chat(query.messages, query.ending))], [query.field]
         else:
             many = len(query.prompts) > 1
             fields = [f"{query.field}[{index}]" if many else query.field for index in range(len(query.prompts))]
@@ -95,13 +96,13 @@ class PromptReader:
         rooms = [self._room(len(one.tokens), field, query) for one, field in zip(tokenised, fields, strict=True)]
         return Answer(query, list(zip(tokenised, rooms, strict=True)), model, tenant, arrival, deadline)
 
-    def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Ids of a conversation, ready for the assistant's turn."""
+    def chat(self, messages: Sequence[Message], ending: Ending) -> tuple[int, ...]:
+        """Ids of a conversation."""
         if not 0 < len(messages) <= MAX_MESSAGES:
             raise BadInput("messages", f"give 1 to {MAX_MESSAGES} messages")
         plain = template_messages(messages, self.text.knows_developer)
         self._check_length(sum(len(text) for message in plain for text in message.values()), "messages")
-        return tuple(self.text.encode_chat(plain))
+        return tuple(self.text.encode_chat(plain, ending))
 
     def _prompt(self, prompt: str | list[int], field: str, echo: bool) -> Prompt:
         if isinstance(prompt, str):

@@ -15,6 +15,7 @@ from headway.core.request import SamplingParams
 from headway.serve.dialect import known_fields, refuse
 from headway.serve.dialects.openai.messages import Message
 from headway.serve.errors import ApiError
+from headway.text.chat import Ending
 
 MAX_PROMPTS = 1024
 MAX_ROWS = 1024  # prompts x n of one request
@@ -128,6 +129,9 @@ class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
     def limit(self) -> int | None:
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise BadInput("max_tokens", "give max_completion_tokens or max_tokens, not both")
@@ -185,6 +189,8 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -192,6 +198,22 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
     model: str | None = None
     tokens: list[int]
+
+
+def ending(body: ChatRequest | TokenizeRequest) -> Ending:
+    """How the model reads the end of `messages`; fields and meaning are vLLM's.
+
+    Raises:
+        BadInput: they contradict each other.
+    """
+    opened, continued = body.add_generation_prompt, body.continue_final_message
+    if opened and continued:
+        raise BadInput("continue_final_message", "not together with add_generation_prompt")
+    if continued:
+        return Ending.CONTINUED
+    if opened is False:
+        return Ending.CLOSED
+    return Ending.NATURAL if opened is None and continued is None else Ending.OPENED
 
 
 def sampling_params(body: Sampling, vocab_size: int, defaults: SamplingParams) -> SamplingParams:

@@ -15,6 +15,7 @@ from headway.serve.dialects.openai.bodies import (
     DetokenizeRequest,
     Sampling,
     TokenizeRequest,
+    ending,
     sampling_params,
 )
 from headway.serve.dialects.openai.format import ChatFormat, CompletionFormat
@@ -27,7 +28,8 @@ def chat(body: ChatRequest, host: Host) -> Query:
     fields = _common(body, host)
     make = partial(ChatFormat, host.reader.text, body.alternatives(), body.wants_usage)
     return Query(
-        messages=conversation(body.messages), field="messages", id_prefix="chatcmpl-", format=make, **fields
+        messages=conversation(body.messages), ending=ending(body), field="messages", id_prefix="chatcmpl-",
+        format=make, **fields,
     )  # fmt: skip
 
 
@@ -56,7 +58,7 @@ def tokenize(body: TokenizeRequest, host: Host) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise BadInput("prompt", "give either prompt or messages")
     if body.messages is not None:
-        tokens = reader.chat(conversation(body.messages))
+        tokens = reader.chat(conversation(body.messages), ending(body))
     else:
         tokens = reader.text_tokens(body.prompt or "", body.add_special_tokens is not False)
     return {"count": len(tokens), "max_model_len": reader.max_model_len, "tokens": tokens}
