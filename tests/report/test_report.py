@@ -38,13 +38,6 @@ def test_a_plot_is_part_of_the_page() -> None:
     assert "svg" in self_contained(pages.page("plot", [svg(figure)])).tags
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"), [(None, "-"), (True, "yes"), (False, "no"), (1234.5678, "1,235"), (3, "3")]
-)
-def test_cells(value: object, shown: str) -> None:
-    assert pages.cell(value) == shown
-
-
 @pytest.mark.parametrize("name", ["x.pdf", "x", "x.jpeg"])
 def test_a_plot_of_an_unknown_kind_is_refused_before_the_work(name: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"--plot.*\.png or \.svg"):

@@ -62,13 +62,11 @@ def details(summary: str, text: str) -> str:
     return f"<details><summary>{safe(summary)}</summary>{preformatted(text)}</details>"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]], left: Sequence[str] = ()) -> str:
-    """Cells are shown by `cell`; columns named in `left` are words, aligned left as the first one is."""
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ()) -> str:
+    """Columns named in `left` are words, aligned left as the first one is."""
     sides = [' class="left"' if name in left else "" for name in head]
     top = "".join(f"<th{side}>{safe(name)}</th>" for side, name in zip(sides, head, strict=True))
-    lines = [
-        "".join(f"<td{side}>{safe(cell(value))}</td>" for side, value in zip(sides, row, strict=True)) for row in rows
-    ]
+    lines = ["".join(f"<td{side}>{safe(value)}</td>" for side, value in zip(sides, row, strict=True)) for row in rows]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -81,10 +79,3 @@ def bars(rows: Sequence[tuple[str, str, float]]) -> str:
         for name, figure, share in rows
     ]
     return f'<table class="bars"><tbody>{"".join(lines)}</tbody></table>'
-
-
-def cell(value: object) -> str:
-    """Numbers to four figures, truth as yes and no, nothing as a dash."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,.4g}" if isinstance(value, float) else "-" if value is None else str(value)
