@@ -107,8 +107,8 @@ void Team::attend(int worker, const std::function<void(int)>& body) {
 }
 
 void Team::run(const std::function<void(int)>& body) {
-  if (threads_ == 1) return body(0);
   counters_[0].value.store(threads_);
+  if (threads_ == 1) return body(0);
   if (const int core = current_core(); core != caller_core_) {
     caller_core_ = core;
     for (const Counter& id : ids_) {
