@@ -23,11 +23,11 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Instruction sets, cores, memory, measured bandwidth and arithmetic; predicted and measured tokens per second."""
-    from headway.cli.terminal import stderr, stdout
+    from headway.cli.terminal import doing, stdout
     from headway.measure.checkup import checkup
 
-    with stderr.status("starting") as status:
-        report = checkup(engine.model, context, engine.threads, engine.backend, measure, status.update)
+    with doing() as say:
+        report = checkup(engine.model, context, engine.threads, engine.backend, measure, say)
     if json:
         import msgspec
 

@@ -47,10 +47,11 @@ def probe(
     them in each weight format: about ten seconds per format."""
     if context.invoked_subcommand is not None:
         return
-    import msgspec
-    from rich.console import Console
-    from rich.progress import Progress
+    from collections import Counter
 
+    import msgspec
+
+    from headway.cli.terminal import doing, progress
     from headway.core.errors import HeadwayError
     from headway.engine.build import make_backend
     from headway.engine.machine import usable_cores
@@ -66,17 +67,20 @@ def probe(
     kind, math = made.name, made.math
     usual = USUAL if kind == "native" else ("f32",)
     wanted = usual if formats is None else () if formats == "none" else tuple(dict.fromkeys(formats.split(",")))
-    console = Console(stderr=True)
     waiting = Waiting()
-    with console.status("measuring memory and arithmetic"):
+    with doing() as say:
+        say("measuring memory and arithmetic")
         profile = measure_machine(cores)
         look = machine_probe(cores, math)
         before = look()
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("timing steps", total=len(wanted) * STEPS)
-        profile = fit_formats(
-            profile, kind, wanted, lambda format: bar.update(task, advance=1, description=f"timing steps in {format}")
-        )
+    timed: Counter[str] = Counter()
+    with progress() as report:
+
+        def one_more(format: str) -> None:
+            timed[format] += 1
+            report(f"timing steps in {format}", timed[format], STEPS)
+
+        profile = fit_formats(profile, kind, wanted, one_more)
     reasons = doubts(profile, wanted, kind, waiting.share(), (before, look()))
     if json:
         print(msgspec.json.format(msgspec.json.encode(profile)).decode())
@@ -98,8 +102,7 @@ def knee(
     json: Json = False,
 ) -> None:
     """Time one linear layer for growing batches: flat while its weights stream, then in proportion to the batch."""
-    from rich.console import Console
-
+    from headway.cli.terminal import doing
     from headway.core.errors import BadInput
     from headway.measure.probe import measure_knee
     from headway.report.figures import check_plot
@@ -109,7 +112,8 @@ def knee(
         sizes = [int(part) for part in batches.split(",")]
     except ValueError:
         raise BadInput("--batches", f"{batches!r}; accepted: whole numbers with commas, like 1,8,64") from None
-    with Console(stderr=True).status("timing the layer"):
+    with doing() as say:
+        say("timing the layer")
         found = measure_knee(width, sizes)
     if plot is not None:
         from headway.measure.probe import draw_knee

@@ -104,6 +104,16 @@ def load_model(options: EngineOptions, *, quiet: bool = False) -> Iterator[LLM]:
         llm.close()
 
 
+@contextmanager
+def doing() -> Iterator[Callable[[str], None]]:
+    """A callback that says, on stderr, what is being done: in place in a terminal, else as plain lines."""
+    if not stderr.is_terminal:
+        yield note
+        return
+    with stderr.status("starting") as status:
+        yield status.update
+
+
 def _reporter(bars: Progress) -> Report:
     """One bar per thing."""
     tasks: dict[str, TaskID] = {}
