@@ -285,7 +285,7 @@ def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
 
 
 def test_a_pipelining_client_that_leaves_is_noticed(server: Server) -> None:
-    body = json.dumps({"prompt": "count", "max_tokens": 4000, "ignore_eos": True}).encode()
+    body = json.dumps({"prompt": "count", "max_tokens": 4000, "ignore_eos": True, "n": 8}).encode()  # not done before
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     request = head + b"content-length: %d\r\n\r\n" % len(body) + body
     before = server.metrics()
