@@ -78,6 +78,7 @@ class Run:
 
 @settings(max_examples=150, deadline=None)
 @example(LAYOUTS[0], POLICIES["prefill-first"], 2, None, [(5, 24, 1), (5, 24, 1)], 50, 3)  # preempted after admission
+@example(LAYOUTS[0], POLICIES["chunked"], 1, None, [(1, 2, 1), (1, 1, 1)], 2, 0)  # one waits while a run goes on
 @given(
     layout=st.sampled_from(LAYOUTS),
     policy=st.sampled_from(list(POLICIES.values())),

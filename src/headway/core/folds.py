@@ -62,6 +62,7 @@ class Totals:
         self.executor_resets = 0
         self.blocked: Counter[str] = Counter()
         self._running: set[str] = set()
+        self._blocked = ""  # as the step planned last says
 
     @property
     def live(self) -> int:
@@ -101,11 +102,17 @@ class Totals:
                 self.cancelled += 1
             case ExecutorReset():
                 self.executor_resets += 1
-            case StepPlanned() if event.blocked:
-                self.blocked[event.blocked] += 1
+            case StepPlanned():
+                self._blocked = event.blocked
+                self._wait(1)
+
+    def _wait(self, steps: int) -> None:
+        if steps and self._blocked:
+            self.blocked[self._blocked] += steps
 
     def _step(self, event: StepDone) -> None:
         self.steps += event.steps
+        self._wait(event.steps - 1)  # of a run, only the first was planned
         self.computed_tokens += sum(event.counts)
         self.emitted_tokens += sum(event.emitted)
         self.drafted_tokens += event.drafted

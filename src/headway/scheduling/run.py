@@ -22,10 +22,11 @@ MOST_STEPS = 1 << 20
 def horizon(state: State, flight: Flight, blocked: str) -> int:
     """For how many steps, the one in flight included, plans keep their shape: the same rows, one new token each.
 
-    1 (nothing is promised) if any row computes more than one token, or a waiting request might come in by itself.
+    1 (nothing is promised) if any row computes more than one token or is new (others may wait for another reason in the
+    next step), or a waiting request might come in by itself.
     """
     steady = flight.rows == state.running and blocked in ("", NO_ROWS, BY_POLICY)
-    steady = steady and not any(row.forks for row in flight.rows)
+    steady = steady and not flight.plan.new and not any(row.forks for row in flight.rows)
     if not (steady and flight.rows and all(one.count == 1 and one.sample for one in flight.plan.work)):
         return 1
     longest = min(row.request.max_len - len(row.request.tokens) for row in flight.rows)
