@@ -33,7 +33,7 @@ from headway.roofline.step import (
 )
 from headway.roofline.work import Amounts, Cache, Layout, amounts_of, message_bytes
 from headway.shape.formats import nominal_bytes
-from headway.shape.model import KVGroup, ModelShape, kv_bytes, store_as
+from headway.shape.model import KVGroup, ModelShape, kv_bytes, store_as, weight_bytes
 
 
 class Replica(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ class Textbook(Replica, frozen=True):
 
     @classmethod
     def stored(cls, shape: ModelShape, precision: str) -> tuple[ModelShape, float]:
-        return shape, nominal_bytes(precision) * shape.n_params
+        return shape, weight_bytes(shape, precision)
 
     def amounts(self) -> Amounts:
         n, shape, moe = self.gpus, self.shape, self.shape.moe

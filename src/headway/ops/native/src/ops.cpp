@@ -4,7 +4,6 @@
 
 namespace headway {
 
-
 void EmbedOp::run(Step& step, Worker& worker) const {
   const int width = table->in;
   float* rows = step.floats(out);
