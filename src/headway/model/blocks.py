@@ -38,9 +38,9 @@ def attention(
 
 
 def gated_mlp(ops: Ops, x: Tensor, w: Weights, config: DecoderConfig) -> Tensor:
-    """x + the SiLU-gated MLP of the normed x."""
+    """x + the gated MLP of the normed x."""
     h = ops.rms_norm(x, w["mlp_norm"], config.norm_eps)
-    return ops.all_reduce(ops.gated_mlp(h, w["gate"], w["up"], w["down"], "silu", residual=x))
+    return ops.all_reduce(ops.gated_mlp(h, w["gate"], w["up"], w["down"], config.activation, residual=x))
 
 
 def logits(ops: Ops, x: Tensor, weights: Weights, config: DecoderConfig) -> Tensor:

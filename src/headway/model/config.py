@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from headway.core.errors import shown
+from headway.core.errors import HeadwayError, shown
 from headway.core.fields import MAX_CONTEXT, MAX_HEADS, Fields
 from headway.model.checkpoint import Checkpoint
 from headway.model.rope import RopeConfig, rope_from_gguf, rope_from_hf
-from headway.ops.weight import Weight
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class DecoderConfig:
         context_length: most positions the model was made for.
         norm_eps: added to the mean square in every norm.
         rope: its rotary positions.
+        activation: of the MLP, as operations call it.
         tied: logits use the embedding table.
     """
 
@@ -34,6 +35,7 @@ class DecoderConfig:
     context_length: int
     norm_eps: float
     rope: RopeConfig
+    activation: str = "silu"
     tied: bool = False
 
     @property
@@ -47,47 +49,114 @@ class DecoderConfig:
         return self.kv_heads * self.head_dim
 
 
-# Fields of a config.json that would change the arithmetic, and the only values that change nothing.
-_NEUTRAL = {
-    "hidden_act": ("silu", "swish"), "mlp_bias": (False,), "quantization_config": (),
-    "partial_rotary_factor": (1, 1.0), "num_local_experts": (0,), "num_experts": (0,), "attn_logit_softcapping": (),
-    "final_logit_softcapping": (), "logits_scaling": (1, 1.0), "residual_multiplier": (1, 1.0),
-    "embedding_multiplier": (1, 1.0), "rope_interleaved": (False,),
+# Fields of a config.json that change the arithmetic of some family, and the values that change nothing. A family's
+# `Dialect` names those that it carries out; of any other only these values are accepted.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "mlp_bias": (False,), "quantization_config": (), "partial_rotary_factor": (1,), "num_local_experts": (0,),
+    "num_experts": (0,), "attn_logit_softcapping": (), "final_logit_softcapping": (), "logits_scaling": (1,),
+    "residual_multiplier": (1,), "embedding_multiplier": (1,), "rope_interleaved": (False,), "sliding_window": (),
 }  # fmt: skip
 
-# All that a GGUF may say in its architecture's namespace; anything else might change the arithmetic.
+# Key in a GGUF's architecture namespace -> the field of a config.json that says the same.
+GGUF_FIELDS = {
+    "block_count": "num_hidden_layers", "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size", "vocab_size": "vocab_size",
+    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim", "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}  # fmt: skip
+
+# What else a GGUF may say there without changing the arithmetic, or is read with the rope.
 _GGUF_KEYS = {
-    "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size", "tensor_data_layout",
-    "attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon", "attention.key_length",
-    "attention.value_length", "rope.freq_base", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor",
-    "rope.scaling.original_context_length", "rope.scaling.finetuned", "rope.scale_linear", "expert_count",
-    "expert_used_count",
+    "tensor_data_layout", "attention.value_length", "rope.freq_base", "rope.dimension_count", "rope.scaling.type",
+    "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.finetuned", "rope.scale_linear",
+    "expert_count", "expert_used_count",
+}  # fmt: skip
+
+# Activation, as config.json calls it -> as operations do.
+ACTIVATIONS = {
+    "silu": "silu", "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
 }  # fmt: skip
 
 
-def decoder_config(
-    checkpoint: Checkpoint, hf_defaults: Mapping[str, int] | None = None, gguf_interleaved: bool = False
-) -> DecoderConfig:
-    """The config of a checkpoint.
+@dataclass(frozen=True)
+class Dialect:
+    """How the files of a family say what a decoder is.
 
-    Args:
-        hf_defaults: what the family's class in transformers takes for a field that config.json leaves out.
+    Attributes:
+        understood: fields of `NEUTRAL` that the family carries out, whatever their value.
+        defaults: what the family's class in transformers takes for a field that config.json leaves out.
+        names: a field -> its name in this family's config.json, where it is not Llama's ("hidden_size" -> "n_embd").
+        gguf: further keys of this family's GGUF files -> the field of config.json that says the same.
         gguf_interleaved: rows of queries and keys are permuted in its GGUF files, so that rotary pairs are neighbours.
+    """
+
+    understood: frozenset[str] = frozenset()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    gguf: Mapping[str, str] = field(default_factory=dict)
+    gguf_interleaved: bool = False
+
+
+class _Renamed(Fields):
+    """Fields under Llama's names in config.json, faults under those of the file."""
+
+    def __init__(self, fields: Fields, values: Mapping[str, Any], names: Mapping[str, str]) -> None:
+        super().__init__(values, fields.where, fields.error)
+        self._names = names
+
+    def fault(self, name: str, problem: str) -> HeadwayError:
+        return super().fault(self._names.get(name, name), problem)
+
+
+def stated(checkpoint: Checkpoint, dialect: Dialect) -> Fields:
+    """What a checkpoint of either kind says, under Llama's names in config.json; faults have the file's own names. What
+    a family has beyond `DecoderConfig` is read from here.
 
     Raises:
-        ModelFileError: a field is missing, mistyped, or asks for what no family here does.
+        ModelFileError: something is asked for that the family does not carry out.
     """
-    fields = checkpoint.config
-    if checkpoint.gguf:
-        config = _from_gguf(fields, checkpoint.architecture, checkpoint.tensors, gguf_interleaved)
-    else:
-        stated = {name: value for name, value in fields.values.items() if value is not None}
-        config = _from_hf(Fields({**(hf_defaults or {}), **stated}, fields.where, fields.error))
-    if config.heads % config.kv_heads:
-        raise fields.fault("attention heads", f"{config.heads} is not a multiple of {config.kv_heads} key/value heads")
-    if config.head_dim % 2:
-        raise fields.fault("head size", f"{config.head_dim} is odd; rotary positions need pairs")
-    return config
+    fields = (_stated_by_gguf if checkpoint.gguf else _stated_by_hf)(checkpoint, dialect)
+    for name in NEUTRAL.keys() - dialect.understood:
+        if fields.has(name) and fields.values[name] not in NEUTRAL[name]:
+            if name == "sliding_window" and not fields.flag("use_sliding_window", True):
+                continue
+            raise fields.fault(name, f"{shown(fields.values[name])} is not supported for this kind of model")
+    return fields
+
+
+def decoder_config(checkpoint: Checkpoint, dialect: Dialect = Dialect()) -> DecoderConfig:
+    """The config of a checkpoint of a family that speaks `dialect`.
+
+    Raises:
+        ModelFileError: a field is missing, mistyped, or asks for what the family does not do.
+    """
+    fields = stated(checkpoint, dialect)
+    layers = fields.size("num_hidden_layers")
+    for kind in fields.words("layer_types", layers) or ():
+        if kind != "full_attention":
+            raise fields.fault("layer_types", f"{shown(kind)} is not supported; full_attention is")
+    hidden_size, heads = fields.size("hidden_size"), fields.size("num_attention_heads", most=MAX_HEADS)
+    kv_heads = fields.size("num_key_value_heads", default=heads)
+    head_dim = fields.size("head_dim", default=hidden_size // heads or 1)
+    if heads % kv_heads:
+        raise fields.fault("num_attention_heads", f"{heads} is not a multiple of {kv_heads} key/value heads")
+    if head_dim % 2:
+        raise fields.fault("head_dim", f"{head_dim} is odd; rotary positions need pairs")
+    return DecoderConfig(
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        hidden_size=hidden_size,
+        intermediate_size=fields.size("intermediate_size"),
+        vocab_size=fields.size("vocab_size"),
+        context_length=fields.size("max_position_embeddings", default=2048, most=MAX_CONTEXT),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope=_rope(checkpoint, fields, head_dim, dialect),
+        activation=_activation(fields),
+        tied=fields.flag("tie_word_embeddings", False),
+    )
 
 
 def has_attention_biases(checkpoint: Checkpoint) -> bool:
@@ -97,56 +166,49 @@ def has_attention_biases(checkpoint: Checkpoint) -> bool:
     return checkpoint.config.flag("attention_bias", False)
 
 
-def _from_hf(fields: Fields) -> DecoderConfig:
-    for name, accepted in _NEUTRAL.items():
-        if fields.has(name) and fields.values[name] not in accepted:
-            raise fields.fault(name, f"{shown(fields.values[name])} is not supported for this kind of model")
-    if fields.has("sliding_window") and fields.flag("use_sliding_window", True):
-        raise fields.fault("sliding_window", f"{shown(fields.values['sliding_window'])} is not supported")
-    layers = fields.size("num_hidden_layers")
-    for kind in fields.words("layer_types", layers) or ():
-        if kind != "full_attention":
-            raise fields.fault("layer_types", f"{shown(kind)} is not supported; full_attention is")
-    hidden_size, heads = fields.size("hidden_size"), fields.size("num_attention_heads", most=MAX_HEADS)
-    return DecoderConfig(
-        layers=layers,
-        heads=heads,
-        kv_heads=fields.size("num_key_value_heads", default=heads),
-        head_dim=fields.size("head_dim", default=hidden_size // heads or 1),
-        hidden_size=hidden_size,
-        intermediate_size=fields.size("intermediate_size"),
-        vocab_size=fields.size("vocab_size"),
-        context_length=fields.size("max_position_embeddings", default=2048, most=MAX_CONTEXT),
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=rope_from_hf(fields),
-        tied=fields.flag("tie_word_embeddings", False),
-    )
+def _activation(fields: Fields) -> str:
+    name = fields.text("hidden_act", "silu")
+    if name not in ACTIVATIONS:
+        raise fields.fault("hidden_act", f"{shown(name)} is not supported; {', '.join(ACTIVATIONS)} are")
+    return ACTIVATIONS[name]
 
 
-def _from_gguf(fields: Fields, architecture: str, tensors: Mapping[str, Weight], interleaved: bool) -> DecoderConfig:
-    prefix = f"{architecture}."
-    own = {key.removeprefix(prefix): value for key, value in fields.values.items() if key.startswith(prefix)}
-    named = Fields(own, f"{fields.where}: {architecture}", fields.error)
-    for key in own.keys() - _GGUF_KEYS:
-        raise named.fault(key, "this setting is not known for this kind of model")
-    if own.get("expert_count", 0) != 0:
-        raise named.fault("expert_count", "mixtures of experts are not supported")
-    hidden_size, heads = named.size("embedding_length"), named.size("attention.head_count", most=MAX_HEADS)
-    head_dim = named.size("attention.key_length", default=hidden_size // heads or 1)
+def _rope(checkpoint: Checkpoint, fields: Fields, head_dim: int, dialect: Dialect) -> RopeConfig:
+    if checkpoint.gguf:
+        return rope_from_gguf(_namespace(checkpoint), checkpoint.tensors, head_dim, dialect.gguf_interleaved)
+    return rope_from_hf(fields)
+
+
+def _stated_by_hf(checkpoint: Checkpoint, dialect: Dialect) -> Fields:
+    fields = checkpoint.config
+    values = {name: value for name, value in fields.values.items() if value is not None}
+    values |= {ours: values[theirs] for ours, theirs in dialect.names.items() if theirs in values}
+    return _Renamed(fields, {**dialect.defaults, **values}, dialect.names)
+
+
+def _stated_by_gguf(checkpoint: Checkpoint, dialect: Dialect) -> Fields:
+    fields, tensors = _namespace(checkpoint), checkpoint.tensors
+    names = GGUF_FIELDS | dict(dialect.gguf)
+    for key in fields.values.keys() - names.keys() - _GGUF_KEYS:
+        raise fields.fault(key, "this setting is not known for this kind of model")
+    if fields.values.get("expert_count", 0) != 0 and "num_experts" not in dialect.understood:
+        raise fields.fault("expert_count", "mixtures of experts are not supported for this kind of model")
+    hidden_size, heads = fields.size("embedding_length"), fields.size("attention.head_count", most=MAX_HEADS)
+    head_dim = fields.size("attention.key_length", default=hidden_size // heads or 1)
     for key in ("attention.value_length", "rope.dimension_count"):
-        if named.size(key, default=head_dim) != head_dim:
-            raise named.fault(key, f"{own[key]} differs from the head size {head_dim}; that is not supported")
-    table = tensors.get("token_embd.weight")
-    return DecoderConfig(
-        layers=named.size("block_count"),
-        heads=heads,
-        kv_heads=named.size("attention.head_count_kv", default=heads),
-        head_dim=head_dim,
-        hidden_size=hidden_size,
-        intermediate_size=named.size("feed_forward_length"),
-        vocab_size=named.size("vocab_size", default=table.shape[0] if table is not None else None),
-        context_length=named.size("context_length", most=MAX_CONTEXT),
-        norm_eps=named.number("attention.layer_norm_rms_epsilon"),
-        rope=rope_from_gguf(named, tensors, head_dim, interleaved),
-        tied="output.weight" not in tensors,
-    )
+        if fields.size(key, default=head_dim) != head_dim:
+            raise fields.fault(
+                key, f"{fields.values[key]} differs from the head size {head_dim}; that is not supported"
+            )
+    implied: dict[str, Any] = {"head_dim": head_dim, "tie_word_embeddings": "output.weight" not in tensors}
+    if "token_embd.weight" in tensors:
+        implied["vocab_size"] = tensors["token_embd.weight"].shape[0]
+    values = {ours: fields.values[key] for key, ours in names.items() if fields.has(key)}
+    return _Renamed(fields, {**dialect.defaults, **implied, **values}, {ours: key for key, ours in names.items()})
+
+
+def _namespace(checkpoint: Checkpoint) -> Fields:
+    """The keys of a GGUF's architecture."""
+    prefix, fields = f"{checkpoint.architecture}.", checkpoint.config
+    own = {key.removeprefix(prefix): value for key, value in fields.values.items() if key.startswith(prefix)}
+    return Fields(own, f"{fields.where}: {checkpoint.architecture}", fields.error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from headway.model.blocks import Weights, attention, by_layer, gated_mlp, logits, qkv
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, decoder_config, has_attention_biases
+from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases
 from headway.model.family import Decoder, decoder_of
 from headway.model.tensors import LAYER, O_BIAS, QKV_BIASES
 from headway.ops.protocol import Forward, Ops, Tensor
@@ -20,7 +20,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = decoder_config(checkpoint, gguf_interleaved=True)
+    config = decoder_config(checkpoint, Dialect(gguf_interleaved=True))
     biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
     return decoder_of(checkpoint, config, LAYER | biases, build)
 

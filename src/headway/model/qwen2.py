@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.model import llama
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import decoder_config
+from headway.model.config import Dialect, decoder_config
 from headway.model.family import Decoder, decoder_of
 from headway.model.tensors import LAYER, QKV_BIASES
 
@@ -15,5 +15,5 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = decoder_config(checkpoint, hf_defaults={"max_position_embeddings": 32768})
+    config = decoder_config(checkpoint, Dialect(defaults={"max_position_embeddings": 32768}))
     return decoder_of(checkpoint, config, LAYER | QKV_BIASES, llama.build)

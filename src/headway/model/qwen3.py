@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.model.blocks import Weights, attention, by_layer, gated_mlp, logits, qkv
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, decoder_config, has_attention_biases
+from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases
 from headway.model.family import Decoder, decoder_of
 from headway.model.tensors import LAYER, O_BIAS, QK_NORMS, QKV_BIASES
 from headway.ops.protocol import Forward, Ops, Tensor
@@ -16,7 +16,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = decoder_config(checkpoint, hf_defaults={"max_position_embeddings": 32768, "head_dim": 128})
+    config = decoder_config(checkpoint, Dialect(defaults={"max_position_embeddings": 32768, "head_dim": 128}))
     biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
     return decoder_of(checkpoint, config, LAYER | QK_NORMS | biases, build)
 
