@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from headway.bench.report import load_records
-from headway.bench.stats import percentile
+from headway.metrics.files import load_records
+from headway.metrics.stats import percentile
 
 RATE, REQUESTS, HELD_MS = 200, 400, 10.0
 TOKENIZER = os.environ.get("PEER_TOKENIZER", "builtin")  # AIPerf needs one; offline: a hub id in the local hub cache

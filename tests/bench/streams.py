@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from headway.bench.load import Load, Run
-from headway.bench.records import NS_PER_MS, Chunk, Failure, FailureKind, Kind, RequestRecord
+from headway.metrics.records import NS_PER_MS, Chunk, Failure, FailureKind, Kind, RequestRecord
+from headway.metrics.run import Run
+from headway.traffic.load import Load
 
 START = 1_000_000_000
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from headway.bench.client import Client, Endpoint, Limits
-from headway.bench.records import FailureKind, Kind, RequestRecord
 from headway.core.errors import BadInput
+from headway.metrics.records import FailureKind, Kind, RequestRecord
 from tests.bench.mock import FAULTS, MockServer, Script
 
 APIS = ("chat", "completions", "anthropic")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway.bench.dialects import AnthropicMessages, OpenAIChat, OpenAICompletions
-from headway.bench.records import FailureKind, Kind, RequestRecord
+from headway.metrics.records import FailureKind, Kind, RequestRecord
 
 
 def take(dialect: Any, *events: Any) -> tuple[RequestRecord, list[Any]]:

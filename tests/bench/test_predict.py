@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headway.bench.metrics import summarize
 from headway.bench.predict import backing, mean_batch, predict
 from headway.core.errors import BadInput
+from headway.metrics.summary import summarize
 from headway.roofline.hardware import find_hardware
 from headway.roofline.step import StepTime, decode_step, prefill_step
 from headway.shape.catalogue import find_model

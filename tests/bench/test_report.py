@@ -13,13 +13,13 @@ from rich.console import Console
 from headway.bench.document import document, server_rows
 from headway.bench.lengths import parse_sizes
 from headway.bench.live import frame, sparkline
-from headway.bench.load import Run
-from headway.bench.metrics import Targets, summarize
 from headway.bench.predict import backing, predict
-from headway.bench.report import COLUMNS, load_records, save_records, to_csv, to_json
 from headway.bench.selftest import client_report
 from headway.bench.server import ServerSide, server_report
 from headway.core.errors import BadInput
+from headway.metrics.files import COLUMNS, load_records, save_records, to_csv, to_json
+from headway.metrics.run import Run
+from headway.metrics.summary import Targets, summarize
 from headway.report.document import show, write_page
 from headway.roofline.hardware import find_hardware
 from headway.shape.catalogue import find_model

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headway.bench.load import Load
 from headway.bench.selftest import SelfTest, client_report, run_async, self_test
+from headway.traffic.load import Load
 from tests.bench.streams import record, run_of
 
 GOOD = SelfTest(ceiling=20_000, added_p50_ms=0.4, added_p99_ms=1.2, loop="asyncio")

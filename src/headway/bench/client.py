@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headway.bench.dialects import DIALECTS, Dialect, Prompt, dialect_named, shown
-from headway.bench.records import NS_PER_S, Failure, FailureKind, Kind, RequestRecord
 from headway.bench.transport import Exchange, ExchangeFailed, Origin, Pool
 from headway.client.sse import EventParser, EventTooLong
 from headway.core.errors import BadInput
+from headway.metrics.records import NS_PER_S, Failure, FailureKind, Kind, RequestRecord
 
 WATCH_INTERVAL = 0.05  # seconds between two looks of the watchdog
 TEMPLATE_TOKENS = 4096  # most that a chat template and a built-in system prompt may add to a prompt

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headway.bench.records import Chunk, Failure, FailureKind, Kind, RequestRecord
 from headway.core.errors import BadInput
+from headway.metrics.records import Chunk, Failure, FailureKind, Kind, RequestRecord
 
 Messages = list[dict[str, Any]]
 Prompt = str | Messages  # a text, or a conversation as the chat APIs take it

@@ -14,10 +14,10 @@ import numpy as np
 from headway.bench.client import Client, Endpoint, Limits
 from headway.bench.load import Progress
 from headway.bench.measure import first_contact
-from headway.bench.metrics import messages
-from headway.bench.records import RequestRecord
 from headway.bench.workload import Prompts
 from headway.core.errors import BadInput
+from headway.metrics.records import RequestRecord
+from headway.metrics.summary import messages
 from headway.report.document import Document, Grid, Part, Text
 from headway.report.figures import new_figures, save_figure
 

@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headway.bench.records import RequestRecord
-from headway.bench.stats import percentile
+from headway.metrics.records import RequestRecord
+from headway.metrics.stats import percentile
 
 RECENT = 100  # requests whose median is shown beside that of all
 BARS = " ▁▂▃▄▅▆▇█"

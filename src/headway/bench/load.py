@@ -9,107 +9,23 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
-import itertools
-import math
-import random
 import resource
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from headway.bench.client import Client
 from headway.bench.dialects import text_of
 from headway.bench.pace import Pacer
-from headway.bench.records import NS_PER_S, Failure, FailureKind, RequestRecord
 from headway.bench.workload import Item
-from headway.core.errors import BadInput
+from headway.metrics.records import NS_PER_S, Failure, FailureKind, RequestRecord
+from headway.metrics.run import Run
+from headway.traffic.load import Load, timetable
 
 START_DELAY = 0.05  # seconds between the decision to run and the first arrival's earliest moment
 GIVE_UP_AFTER = 3  # failures in a row, without one byte of an answer, after which no more requests are sent
 DEAD = frozenset({FailureKind.CONNECT, FailureKind.HUNG})
 HEARTBEAT = 0.01  # seconds between two looks at how late the event loop is
-
-
-@dataclass(frozen=True)
-class Load:
-    """The shape of the traffic.
-
-    Attributes:
-        kind: "constant", "poisson", "gamma", "ramp", "trace" (items carry their times) or "closed".
-        rate: requests per second; the ramp's first rate.
-        rate_end: the ramp's last rate.
-        burstiness: gamma's shape: 1 = Poisson, below 1 = bursts (coefficient of variation 1/sqrt).
-        concurrency: requests in flight of a closed loop.
-        seed: of the random arrivals.
-    """
-
-    kind: str = "poisson"
-    rate: float = 1.0
-    rate_end: float = 0.0
-    burstiness: float = 1.0
-    concurrency: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("rate", "burstiness"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise BadInput(f"--{name}", f"{value!r} is not a number above 0")
-        if self.kind == "ramp" and not (self.rate_end > 0 and math.isfinite(self.rate_end)):
-            raise BadInput("--ramp-to", f"{self.rate_end!r} is not a number above 0")
-        if self.concurrency < 1:
-            raise BadInput("--concurrency", f"{self.concurrency!r} is not an integer >= 1")
-        if self.kind not in ("constant", "poisson", "gamma", "ramp", "trace", "closed"):
-            raise BadInput("--arrival", f"{self.kind!r} is not one of constant, poisson, gamma")
-
-    @property
-    def open(self) -> bool:
-        return self.kind != "closed"
-
-
-def timetable(load: Load, items: Sequence[Item]) -> list[float]:
-    """Arrival of each item, seconds from the start; empty for a closed loop."""
-    noise, count = random.Random(f"arrivals {load.seed}"), len(items)
-    if load.kind == "closed":
-        return []
-    if load.kind == "trace":
-        return [item.at or 0.0 for item in items]
-    if load.kind == "constant":
-        return [index / load.rate for index in range(count)]
-    if load.kind == "ramp":
-        low, high = load.rate, load.rate_end
-        length = 2 * count / (low + high)
-        slope = (high - low) / length
-        # low t + slope t^2 / 2 arrivals are expected until t; solved for t in the form that also holds for slope 0.
-        expected = sorted(noise.uniform(0, count) for _ in range(count))
-        return [2 * due / (low + math.sqrt(low * low + 2 * slope * due)) for due in expected]
-    shape = 1.0 if load.kind == "poisson" else load.burstiness
-    gaps = [noise.gammavariate(shape, 1.0) for _ in range(count + 1)]
-    # Scaled to last count / rate seconds, so that the load is the one asked for: of a Poisson process with that many
-    # arrivals in that time this is the exact distribution.
-    scale = count / load.rate / max(sum(gaps), 1e-300)
-    return [at * scale for at in itertools.accumulate(gaps[:-1])]
-
-
-@dataclass
-class Run:
-    """What a load left behind.
-
-    Attributes:
-        records: one per item, in order.
-        loop_lag_ms: how late the event loop was at each look during the run.
-        cpu_share: CPU seconds of this process per second of the run.
-        chunks_per_second: events received per second.
-        gave_up: why the run was stopped early; "" = it was not.
-    """
-
-    load: Load
-    records: list[RequestRecord]
-    loop_lag_ms: list[float] = field(default_factory=list)
-    cpu_share: float = 0.0
-    chunks_per_second: float = 0.0
-    gave_up: str = ""
 
 
 Progress = Callable[[Sequence[RequestRecord], int, int], None]  # (finished so far, in flight, in all)
@@ -154,7 +70,7 @@ async def run_load(
         watch = asyncio.create_task(_watch(run, client, finished, progress))
         try:
             if load.open:
-                await _open(send, records, timetable(load, items), breaker)
+                await _open(send, records, timetable(load, [item.at for item in items]), breaker)
             else:
                 await _closed(send, records, load.concurrency, breaker)
         finally:

@@ -12,19 +12,21 @@ from typing import Any
 
 import msgspec
 
-from headway.bench import goodput
 from headway.bench.client import Client, Endpoint
-from headway.bench.load import Load, Progress, Run, run_load
-from headway.bench.metrics import messages, summarize
+from headway.bench.load import Progress, run_load
 from headway.bench.predict import predict
-from headway.bench.records import Failure, FailureKind, RequestRecord
 from headway.bench.recount import Recount, check_usage
 from headway.bench.selftest import SelfTest, client_report, self_test
 from headway.bench.server import ServerSide, metrics_between, read_log, scrape, server_report
 from headway.bench.setup import Setup, Workload
 from headway.bench.transport import ExchangeFailed
-from headway.bench.views import view
 from headway.bench.workload import Item, Measure, check_prompts, measure_prompts, measure_texts
+from headway.metrics import goodput
+from headway.metrics.records import Failure, FailureKind, RequestRecord
+from headway.metrics.run import Run
+from headway.metrics.summary import messages, summarize
+from headway.metrics.views import view
+from headway.traffic.load import Load
 
 SHORT_SHARE = 0.1  # of answers that end early: more is another workload
 CACHED_SHARE = 0.05  # of unique prompts

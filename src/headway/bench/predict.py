@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from headway.bench.load import Run
-from headway.bench.records import TOKEN_KINDS, RequestRecord
 from headway.core.errors import BadInput
 from headway.core.step import StepShape
+from headway.metrics.records import TOKEN_KINDS, RequestRecord
+from headway.metrics.run import Run
 from headway.roofline.collectives import all_reduce_of
 from headway.roofline.hardware import Hardware
 from headway.roofline.profile import Profile

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from headway.bench.records import Kind, RequestRecord
 from headway.bench.workload import Measure
 from headway.core.errors import BadInput, HeadwayError
+from headway.metrics.records import Kind, RequestRecord
 
 ANSWER_SLACK, ANSWER_SHARE = 4, 0.05  # an end token, tags of reasoning, texts that were not tokenised the usual way
 PROMPT_SLACK, PROMPT_SHARE = 2, 0.02

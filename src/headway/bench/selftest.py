@@ -18,11 +18,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from headway.bench.client import Client, Endpoint, Limits
-from headway.bench.load import Load, Run, run_load
-from headway.bench.records import NS_PER_MS, RequestRecord
+from headway.bench.load import run_load
 from headway.bench.workload import Item
 from headway.core.errors import HeadwayError
 from headway.engine.machine import event_loop_factory
+from headway.metrics.records import NS_PER_MS, RequestRecord
+from headway.metrics.run import Run
+from headway.traffic.load import Load
 
 RATE = 200.0  # requests per second of the latency phase
 SAMPLES = 240

@@ -13,20 +13,20 @@ To the end mark, because the last step may make an end token that nobody sees.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headway.bench.client import Client
-from headway.bench.records import NS_PER_MS, RequestRecord
-from headway.bench.stats import describe
 from headway.bench.transport import ExchangeFailed
 from headway.client.watch import parse
 from headway.core.errors import BadInput
 from headway.core.events import Admitted, AnyEvent, Finished, FirstToken, Preempted, Queued, StepDone
 from headway.engine.event_file import EventFileError, read_events
+from headway.metrics.records import NS_PER_MS, RequestRecord
+from headway.metrics.stats import describe
 
 PS_PER_MS, PS_PER_NS = 1_000_000_000, 1_000
 SPLIT = {  # the parts that add up to the time in the engine, and what they are called
@@ -247,3 +247,13 @@ def _less(whole: float | None, part: float | None) -> float | None:
 def side_of(record: RequestRecord, sides: Mapping[str, ServerSide]) -> ServerSide | None:
     """The server calls a request by its answer's id and the number of the prompt in it."""
     return None if record.server_id is None else sides.get(f"{record.server_id}-0") or sides.get(record.server_id)
+
+
+def server_values(sides: Mapping[str, ServerSide]) -> Callable[[RequestRecord], Sequence[object]]:
+    """Of a record, what goes under `SERVER_COLUMNS`."""
+
+    def values(record: RequestRecord) -> Sequence[object]:
+        side = side_of(record, sides)
+        return [getattr(side, name, None) for name in SERVER_COLUMNS]
+
+    return values

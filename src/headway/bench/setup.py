@@ -6,20 +6,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.bench import report
 from headway.bench.client import Endpoint, Limits
 from headway.bench.dataset import read_dataset
 from headway.bench.document import document
-from headway.bench.load import Load
-from headway.bench.metrics import Targets
 from headway.bench.predict import Backing
 from headway.bench.recount import Recount
-from headway.bench.views import VIEWS
+from headway.bench.server import SERVER_COLUMNS, server_values
 from headway.bench.workload import Item, Measure, Prompts
 from headway.core.errors import BadInput
+from headway.metrics.files import save_records, to_csv
+from headway.metrics.summary import Targets
+from headway.metrics.views import VIEWS
 from headway.report import files
 from headway.report.document import write_page
 from headway.report.figures import need_plots
+from headway.traffic.load import Load
 from headway.traffic.traces import read_trace, scaled
 
 if TYPE_CHECKING:
@@ -156,8 +157,8 @@ class Files:
     def write(self, measured: Measured, command: str) -> None:
         """`command`: what was typed, for the page."""
         if self.csv is not None:
-            files.write(self.csv, "--csv", report.to_csv(measured.run.records, measured.sides))
+            files.write(self.csv, "--csv", to_csv(measured.run.records, SERVER_COLUMNS, server_values(measured.sides)))
         if self.records is not None:
-            report.save_records(self.records, measured.run, measured.endpoint.api)
+            save_records(self.records, measured.run, measured.endpoint.api)
         if self.html is not None:
             write_page(document(measured.summary, measured.run), self.html, command)

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from headway.bench.records import Failure, FailureKind
 from headway.core.errors import BadInput
+from headway.metrics.records import Failure, FailureKind
 
 MAX_ERROR_BODY = 64 * 1024
 

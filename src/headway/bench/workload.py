@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from headway.bench.client import Client
 from headway.bench.dialects import Prompt
-from headway.bench.records import FailureKind, RequestRecord
 from headway.bench.transport import ExchangeFailed
+from headway.metrics.records import FailureKind, RequestRecord
 from headway.traffic.traces import TraceRow
 
 COMMON = (

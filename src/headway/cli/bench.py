@@ -91,13 +91,13 @@ def bench(
         return
     from dataclasses import replace
 
-    from headway.bench import report
     from headway.bench.document import document
     from headway.bench.live import LiveView
     from headway.bench.measure import measure
     from headway.bench.selftest import run_async
     from headway.bench.setup import Files, Setup, Workload
     from headway.core.errors import HeadwayError
+    from headway.metrics.files import to_json
     from headway.report.document import show
 
     seed = _drawn(seed)
@@ -123,7 +123,7 @@ def bench(
     if measured.unreachable and not json_out:
         raise HeadwayError(measured.unreachable)
     if json_out:
-        typer.echo(report.to_json(measured.summary))
+        typer.echo(to_json(measured.summary))
     else:
         show(document(measured.summary, measured.run))
     if measured.summary.get("goodput", {}).get("interrupted"):
@@ -152,9 +152,9 @@ def lengths(
 ) -> None:
     """TTFT and TPOT against prompt length; then the longest prompt twice: what the prefix cache saves."""
     from headway.bench import lengths as exercise
-    from headway.bench import report
     from headway.bench.live import LiveView
     from headway.bench.selftest import run_async
+    from headway.metrics.files import to_json
     from headway.report.document import show
     from headway.report.figures import check_plot
 
@@ -169,7 +169,7 @@ def lengths(
     if plot is not None:
         exercise.plot(found, plot)
     if json_out:
-        typer.echo(report.to_json(found))
+        typer.echo(to_json(found))
     else:
         show(exercise.document(found))
     if not any(row["completed"] for row in found["lengths"]):
@@ -182,11 +182,11 @@ def view(
     as_tool: Annotated[str, typer.Option("--as", help="vllm, sglang, guidellm or aiperf.")],
 ) -> None:
     """Print a saved run with another tool's names and definitions, as JSON."""
-    from headway.bench import report
-    from headway.bench.views import view as express
+    from headway.metrics.files import load_records, to_json
+    from headway.metrics.views import view as express
 
-    run, api = report.load_records(records)
-    typer.echo(report.to_json(express(as_tool, run, api)))
+    run, api = load_records(records)
+    typer.echo(to_json(express(as_tool, run, api)))
 
 
 def _endpoint(url: str, api: str | None, model: str, key_file: Path | None, extra: str) -> Any:
@@ -227,8 +227,8 @@ def _load(
     trace: Path | None, seed: int,
 ) -> Any:  # fmt: skip
     """The load that the options ask for; options that contradict each other are refused."""
-    from headway.bench.load import Load
     from headway.core.errors import BadInput
+    from headway.traffic.load import Load
 
     given = {"--rate": rate is not None, "--concurrency": concurrency is not None, "--trace": trace is not None}
     chosen = [name for name, there in given.items() if there]
@@ -253,7 +253,7 @@ def _load(
 def _targets(slo: str, ttft: float | None, tpot: float | None, e2e: float | None, attainment: float) -> Any:
     from dataclasses import replace
 
-    from headway.bench.metrics import Targets
+    from headway.metrics.summary import Targets
 
     targets = Targets.parse(slo, attainment)
     single = {"ttft_ms": ttft, "tpot_ms": tpot, "e2e_ms": e2e}

@@ -5,22 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from headway.bench.load import Load, Run
-from headway.bench.records import RequestRecord
-from headway.bench.server import SERVER_COLUMNS, ServerSide, side_of
 from headway.core.errors import BadInput
+from headway.metrics.records import RequestRecord
+from headway.metrics.run import Run
 from headway.report.files import write
+from headway.traffic.load import Load
 
 COLUMNS = (
     "index", "warmup", "intended_s", "sent_s", "ttft_ms", "ttfa_ms", "tpot_ms", "e2e_ms", "e2e_done_ms",
     "prompt_wanted", "prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "chunks", "finish_reason",
-    "status", "failure", "message", "server_id", *SERVER_COLUMNS,
+    "status", "failure", "message", "server_id",
 )  # fmt: skip
 
 
@@ -39,21 +39,23 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def to_csv(records: Sequence[RequestRecord], sides: Mapping[str, ServerSide] | None = None) -> str:
-    """One row per request; seconds count from the first intended start. `sides`: the server's event log."""
+def to_csv(
+    records: Sequence[RequestRecord],
+    more: Sequence[str] = (),
+    values: Callable[[RequestRecord], Sequence[object]] = lambda _: (),
+) -> str:
+    """One row per request; seconds count from the first intended start. `more`: further columns, and their `values`."""
     start = min((record.intended for record in records if record.sent), default=0)
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow(COLUMNS)
+    writer.writerow((*COLUMNS, *more))
     for r in records:
         failure, message = (r.failure.kind.value, r.failure.message) if r.failure else ("", "")
-        side = side_of(r, sides or {})
-        server = [getattr(side, name) for name in SERVER_COLUMNS] if side else [None] * len(SERVER_COLUMNS)
         since = [(at - start) / 1e9 if at and start else "" for at in (r.intended, r.sent)]
         writer.writerow(
             [r.index, int(r.warmup), *since, r.ttft_ms, r.ttfa_ms, r.tpot_ms, r.e2e_ms, r.e2e_done_ms,
              r.prompt_wanted, r.prompt_tokens, r.cached_tokens, r.output_tokens, r.reasoning_tokens,
-             len(r.token_events()), r.finish_reason, r.status, failure, message, r.server_id, *server]
+             len(r.token_events()), r.finish_reason, r.status, failure, message, r.server_id, *values(r)]
         )  # fmt: skip
     return out.getvalue()
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from headway.bench.load import Run
-from headway.bench.records import ANSWER_KINDS, NS_PER_MS, NS_PER_S, TOKEN_KINDS, Kind, RequestRecord
-from headway.bench.stats import inverse_cdf
 from headway.core.errors import BadInput
+from headway.metrics.records import ANSWER_KINDS, NS_PER_MS, NS_PER_S, TOKEN_KINDS, Kind, RequestRecord
+from headway.metrics.run import Run
+from headway.metrics.stats import inverse_cdf
 
 CHOICES = TOKEN_KINDS | {Kind.ROLE, Kind.FINISH}  # what comes in `choices`
 ALL = frozenset(Kind)

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headway.bench.stats import share_interval
 from headway.core.errors import BadInput
+from headway.metrics.stats import share_interval
 
 LOOKS = 3
 CONFIDENCE = 0.95

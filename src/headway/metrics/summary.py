@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from headway.bench.load import Run
-from headway.bench.records import NS_PER_S, TOKEN_KINDS, FailureKind, RequestRecord
-from headway.bench.stats import CONFIDENCE, METHOD, describe, requests_to_prove, share_interval, tail
 from headway.core.errors import BadInput
 from headway.core.slo import parse_slo
+from headway.metrics.records import NS_PER_S, TOKEN_KINDS, FailureKind, RequestRecord
+from headway.metrics.run import Run
+from headway.metrics.stats import CONFIDENCE, METHOD, describe, requests_to_prove, share_interval, tail
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from headway.bench.goodput import search, trial
 from headway.core.errors import BadInput
+from headway.metrics.goodput import search, trial
 
 
 class Endpoint:

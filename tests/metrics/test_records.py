@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.bench.records import Failure, FailureKind, spread
+from headway.metrics.records import Failure, FailureKind, spread
 from tests.bench.streams import record
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headway.bench.views import VIEWS, view
 from headway.core.errors import BadInput
+from headway.metrics.views import VIEWS, view
 from tests.bench.streams import failed, record, run_of
 
 

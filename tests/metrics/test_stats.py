@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.bench.stats import describe, interval, inverse_cdf, percentile, share_interval, tail
+from headway.metrics.stats import describe, interval, inverse_cdf, percentile, share_interval, tail
 
 VALUES = st.lists(st.floats(0, 1e6), min_size=1, max_size=200)
 

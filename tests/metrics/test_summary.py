@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from headway.bench.load import Load
 from headway.bench.measure import unexpected
-from headway.bench.metrics import Targets, answers, attainment, delivered, summarize
-from headway.bench.records import FailureKind
-from headway.bench.report import to_json
 from headway.bench.setup import Workload
 from headway.bench.workload import Measure
 from headway.core.errors import BadInput
+from headway.metrics.files import to_json
+from headway.metrics.records import FailureKind
+from headway.metrics.summary import Targets, answers, attainment, delivered, summarize
+from headway.traffic.load import Load
 from tests.bench.streams import failed, record, run_of
 
 
