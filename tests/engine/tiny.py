@@ -16,7 +16,7 @@ from headway.engine.messages import Delta, Refusal, Submit
 from headway.executor.model import ModelExecutor
 from headway.model import llama
 from headway.model.config import DecoderConfig
-from headway.model.rope import RopeConfig
+from headway.model.rope import inverse_frequencies, rope
 from headway.model.tensors import tensors_of
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
@@ -27,7 +27,7 @@ from headway.shape.model import KVGroup
 VOCAB = 64
 CONFIG = DecoderConfig(
     layers=2, heads=4, kv_heads=2, head_dim=8, hidden_size=32, intermediate_size=64, vocab_size=VOCAB,
-    context_length=256, norm_eps=1e-5, rope=RopeConfig(10000.0),
+    context_length=256, norm_eps=1e-5, rope=rope(inverse_frequencies(8, 10000.0)),
 )  # fmt: skip
 NO_EOS = VOCAB - 1  # id that prompts avoid, so that it can serve as a stop id
 

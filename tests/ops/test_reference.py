@@ -127,7 +127,7 @@ def test_rope_rotates_pairs_by_position_and_writes_the_cache(interleaved: bool) 
     group = KVGroup("full", (0,), 2, 6, 3)
     backend = ReferenceBackend(poison=True)
     backend.allocate(CacheLayout((group,), (3,), SLOTS))
-    rope = Rope(np.array([1.0, 0.1], np.float32), interleaved, magnitude=1.5)  # 4 of 6 numbers rotate
+    rope = Rope((1.0, 0.1), interleaved, magnitude=1.5)  # 4 of 6 numbers rotate
     step = batch([0] * 5)
     slots = np.array([8, 9, 10, 11, 2], np.int64)
     step = StepBatch(**{**step.__dict__, "groups": (GroupBatch(np.array([[2, 0]], np.int32), slots),)})

@@ -19,7 +19,7 @@ import tokenizers
 from safetensors.numpy import save_file
 
 from headway.model.config import DecoderConfig
-from headway.model.rope import RopeConfig
+from headway.model.rope import inverse_frequencies, rope
 from headway.model.tensors import tensors_of
 from tests.text.small_tokenizers import train_byte_level
 
@@ -136,7 +136,7 @@ def write_tiny_checkpoint(folder: Path, tokenizer: tokenizers.Tokenizer | None =
     size = rows or tokenizer.get_vocab_size()
     config = DecoderConfig(
         layers=2, heads=4, kv_heads=2, head_dim=16, hidden_size=64, intermediate_size=96, vocab_size=size,
-        context_length=1024, norm_eps=1e-5, rope=RopeConfig(10000.0),
+        context_length=1024, norm_eps=1e-5, rope=rope(inverse_frequencies(16, 10000.0)),
     )  # fmt: skip
     rng = np.random.default_rng(0)
     tensors = {}

@@ -17,7 +17,7 @@ from headway.measure.fit import Observation, fit_regimes
 from headway.measure.trial import Point, Trial, observe
 from headway.model import llama
 from headway.model.config import DecoderConfig
-from headway.model.rope import RopeConfig
+from headway.model.rope import inverse_frequencies, rope
 from headway.model.tensors import tensors_of
 from headway.ops.protocol import Backend
 from headway.ops.weight import Weight
@@ -30,7 +30,7 @@ from headway.shape.model import ByPart, ModelShape
 
 NARROW = DecoderConfig(
     layers=9, heads=12, kv_heads=4, head_dim=64, hidden_size=768, intermediate_size=2048, vocab_size=24576,
-    context_length=2048, norm_eps=1e-5, rope=RopeConfig(10000.0), tied=True,
+    context_length=2048, norm_eps=1e-5, rope=rope(inverse_frequencies(64, 10000.0)), tied=True,
 )  # fmt: skip
 WIDE = replace(NARROW, layers=2, heads=32, kv_heads=8, hidden_size=2048, intermediate_size=8192, vocab_size=12288)
 POINTS = (

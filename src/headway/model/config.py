@@ -9,7 +9,8 @@ from typing import Any
 from headway.core.errors import HeadwayError, shown
 from headway.core.fields import MAX_CONTEXT, MAX_HEADS, Fields
 from headway.model.checkpoint import Checkpoint
-from headway.model.rope import RopeConfig, rope_from_gguf, rope_from_hf
+from headway.model.rope import rope_from_gguf, rope_from_hf
+from headway.ops.protocol import Rope
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class DecoderConfig:
     vocab_size: int
     context_length: int
     norm_eps: float
-    rope: RopeConfig
+    rope: Rope
     activation: str = "silu"
     tied: bool = False
 
@@ -173,10 +174,10 @@ def _activation(fields: Fields) -> str:
     return ACTIVATIONS[name]
 
 
-def _rope(checkpoint: Checkpoint, fields: Fields, head_dim: int, dialect: Dialect) -> RopeConfig:
+def _rope(checkpoint: Checkpoint, fields: Fields, head_dim: int, dialect: Dialect) -> Rope:
     if checkpoint.gguf:
         return rope_from_gguf(_namespace(checkpoint), checkpoint.tensors, head_dim, dialect.gguf_interleaved)
-    return rope_from_hf(fields)
+    return rope_from_hf(fields, head_dim, partial="partial_rotary_factor" in dialect.understood)
 
 
 def _stated_by_hf(checkpoint: Checkpoint, dialect: Dialect) -> Fields:

@@ -27,13 +27,13 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
 
 def build(config: DecoderConfig, weights: Weights) -> Forward:
     """The forward pass over prepared weights by role."""
-    layers, rope = by_layer(weights, config.layers), config.rope.of(config.head_dim)
+    layers = by_layer(weights, config.layers)
 
     def forward(ops: Ops) -> Tensor:
         x = ops.embed(weights["embed"])
         for layer, w in enumerate(layers):
             q, k, v = qkv(ops, x, w, config)
-            x = attention(ops, x, q, k, v, w, layer, config, rope)
+            x = attention(ops, x, q, k, v, w, layer, config, config.rope)
             x = gated_mlp(ops, x, w, config)
         return logits(ops, x, weights, config)
 

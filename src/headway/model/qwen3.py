@@ -23,7 +23,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
 
 def build(config: DecoderConfig, weights: Weights) -> Forward:
     """The forward pass over prepared weights by role."""
-    layers, rope = by_layer(weights, config.layers), config.rope.of(config.head_dim)
+    layers = by_layer(weights, config.layers)
 
     def forward(ops: Ops) -> Tensor:
         x = ops.embed(weights["embed"])
@@ -31,7 +31,7 @@ def build(config: DecoderConfig, weights: Weights) -> Forward:
             q, k, v = qkv(ops, x, w, config)
             q = ops.rms_norm(q, w["q_norm"], config.norm_eps)
             k = ops.rms_norm(k, w["k_norm"], config.norm_eps)
-            x = attention(ops, x, q, k, v, w, layer, config, rope)
+            x = attention(ops, x, q, k, v, w, layer, config, config.rope)
             x = gated_mlp(ops, x, w, config)
         return logits(ops, x, weights, config)
 

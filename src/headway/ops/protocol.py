@@ -31,12 +31,12 @@ class Rope:
     """Rotary position embedding of a layer.
 
     Attributes:
-        inv_freq: float32 [rotary_dim / 2], angle per position of each pair, scaling already applied.
+        inv_freq: [rotary_dim / 2], angle per position of each pair, rounded to float32, scaling already applied.
         interleaved: pairs are (0,1),(2,3)... (GGUF's llama order) instead of (0, half),(1, half+1)... (HF's order).
         magnitude: factor on cos and sin (YaRN's attention factor); 1 = none.
     """
 
-    inv_freq: np.ndarray
+    inv_freq: tuple[float, ...]
     interleaved: bool = False
     magnitude: float = 1.0
 

@@ -167,7 +167,7 @@ class ReferenceOps:
     def _cos_sin(self, rope: Rope) -> tuple[np.ndarray, np.ndarray]:
         """Each float32 [T, 1, rotary_dim / 2]."""
         if id(rope) not in self._angles:
-            angle = self._batch.positions.astype(np.float32)[:, None, None] * rope.inv_freq
+            angle = self._batch.positions.astype(np.float32)[:, None, None] * np.array(rope.inv_freq, np.float32)
             magnitude = np.float32(rope.magnitude)
             self._angles[id(rope)] = (np.cos(angle) * magnitude, np.sin(angle) * magnitude)
         return self._angles[id(rope)]

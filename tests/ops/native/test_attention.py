@@ -39,7 +39,7 @@ class Layer:
     ) -> None:
         self.layout = CacheLayout((group,), (BLOCKS,), block_size)
         backend.allocate(self.layout)
-        rope = rope or Rope(np.zeros(0, np.float32))
+        rope = rope or Rope(())
         widths = (heads * group.key_width, group.heads * group.key_width, group.heads * group.value_width)
         tables = []
         for number, width in enumerate(widths):
@@ -150,7 +150,7 @@ def test_a_query_is_the_same_bits_however_its_sequence_was_cut(kernel: str, kv_d
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("pairs", [4, 16])
 def test_rope(kernel: str, interleaved: bool, pairs: int) -> None:
-    rope = Rope(10000.0 ** -(np.arange(pairs, dtype=np.float32) / pairs), interleaved, magnitude=1.1)
+    rope = Rope(tuple((10000.0 ** -(np.arange(pairs) / pairs)).tolist()), interleaved, magnitude=1.1)
     backend = NativeBackend(threads=2, kernels=kernel, kv_dtype="f32")
     native, reference = Layer(backend, full(), 4, rope=rope), Layer(ReferenceBackend(), full(), 4, rope=rope)
     for work in ({"a": range(300)}, {"a": [301]}):

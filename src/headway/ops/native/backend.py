@@ -280,10 +280,9 @@ class NativeOps:
         return Handle(self._program.linear(x.number, weight, bias, _number(residual)))
 
     def rope_and_cache(self, q: Handle, k: Handle, v: Handle, layer: int, rope: Rope) -> Handle:
-        frequencies = rope.inv_freq.astype(np.float32).tolist()
         return Handle(
             self._program.rope_and_cache(
-                q.number, k.number, v.number, layer, frequencies, rope.interleaved, rope.magnitude
+                q.number, k.number, v.number, layer, rope.inv_freq, rope.interleaved, rope.magnitude
             )
         )
 
