@@ -205,7 +205,7 @@ def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="latent"):
         backend.allocate(CacheLayout((KVGroup("latent", (0,), 1, 8, 0),), (4,), SLOTS))
     step = batch([0])
-    with pytest.raises(NotImplementedError, match="adapter"):
+    with pytest.raises(ValueError, match="adapter"):
         backend.compile(lambda ops: None).run(StepBatch(**{**step.__dict__, "adapter": np.array([1], np.int32)}))
 
 

@@ -97,6 +97,19 @@ class StepBatch:
     adapter: np.ndarray
 
 
+class AdapterSlots(Protocol):
+    """Low-rank matrices of one linear layer, by the number of their adapter (`StepBatch.adapter`). Changed between
+    steps."""
+
+    def put(self, number: int, down: Prepared, up: Prepared, scale: float) -> None:
+        """down [rank, in] and up [out, rank], from `Backend.prepare_low_rank`."""
+        ...
+
+    def clear(self, number: int) -> None:
+        """The adapter leaves the layer alone."""
+        ...
+
+
 class Ops(Protocol):
     """What a family may call. Leading axis T = new tokens of the step, R = logit rows; widths are static."""
 
@@ -130,6 +143,16 @@ class Ops(Protocol):
         self, x: Tensor, gate: Prepared, up: Prepared, down: Prepared, activation: str, residual: Tensor | None = None
     ) -> Tensor:
         """down @ (activation(gate @ x) * (up @ x)) (+ residual) -> same shape as x. activation: "silu", "gelu_tanh"."""
+        ...
+
+    def gated(self, gate: Tensor, up: Tensor, activation: str) -> Tensor:
+        """activation(gate) * up, of one shape: what `gated_mlp` does between its matrices."""
+        ...
+
+    def add_low_rank(self, y: Tensor, x: Tensor, slots: AdapterSlots) -> Tensor:
+        """y [T, out] + scale * up @ down @ x [T, in], with the matrices that `slots` holds for the adapter of a token's
+        row; tokens without adapter, or of one without matrices here, keep their y. y is the output of `linear` of x,
+        and is not used otherwise."""
         ...
 
     def logit_rows(self, x: Tensor) -> Tensor:
@@ -188,6 +211,18 @@ class Backend(LogitOps, Protocol):
     def prepare(self, weight: Weight) -> Prepared:
         """Bring a weight into the form this backend computes with. Called once per weight, at load; a tied weight is
         prepared once and used twice."""
+        ...
+
+    def adapter_slots(self, shape: tuple[int, int], count: int, most_rank: int) -> AdapterSlots:
+        """Empty slots of a linear layer [out, in] for adapters numbered from 1 to `count`."""
+        ...
+
+    def prepare_low_rank(self, weight: Weight) -> Prepared:
+        """A matrix of an adapter, in float32 or float16; not part of `weight_bytes`."""
+        ...
+
+    def low_rank_bytes(self, shape: tuple[int, int], rank: int) -> int:
+        """The most that an adapter's two matrices for a linear layer [out, in] take."""
         ...
 
     def block_bytes(self, group: KVGroup, block_size: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from headway.core.step import TokenLogprobs
-from headway.ops.protocol import Backend, CacheLayout, Forward, Ops, Prepared, Program, Rope, Tensor
+from headway.ops.protocol import AdapterSlots, Backend, CacheLayout, Forward, Ops, Prepared, Program, Rope, Tensor
 from headway.ops.weight import Weight
 from headway.sampling.operations import AnyLogits, Undo
 from headway.sampling.rows import RowState
@@ -90,6 +90,15 @@ class RecordingBackend:
 
     def prepare(self, weight: Weight) -> RecordedWeight:
         return RecordedWeight(weight.shape, self._inner.prepare(weight))
+
+    def adapter_slots(self, shape: tuple[int, int], count: int, most_rank: int) -> AdapterSlots:
+        return self._inner.adapter_slots(shape, count, most_rank)
+
+    def prepare_low_rank(self, weight: Weight) -> Prepared:
+        return self._inner.prepare_low_rank(weight)
+
+    def low_rank_bytes(self, shape: tuple[int, int], rank: int) -> int:
+        return self._inner.low_rank_bytes(shape, rank)
 
     def block_bytes(self, group: KVGroup, block_size: int) -> int:
         return self._inner.block_bytes(group, block_size)
@@ -208,6 +217,15 @@ class RecordingOps:
             _fit("gated_mlp's residual", residual, x._axis, x._width)
         self._note(x._axis, gate.shape[0])
         return self._record(x._axis, x._width, "gated_mlp", x, gate, up, down, activation, residual)
+
+    def gated(self, gate: Handle, up: Handle, activation: str) -> Handle:
+        _fit("gated", up, gate._axis, gate._width)
+        return self._record(gate._axis, gate._width, "gated", gate, up, activation)
+
+    def add_low_rank(self, y: Handle, x: Handle, slots: AdapterSlots) -> Handle:
+        _fit("add_low_rank", x, "tokens", x._width)
+        _fit("add_low_rank", y, "tokens", y._width)
+        return self._record("tokens", y._width, "add_low_rank", y, x, slots)
 
     def logit_rows(self, x: Handle) -> Handle:
         _fit("logit_rows", x, "tokens", x._width)

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from headway.core.errors import ModelFileError
-from headway.ops.protocol import CacheLayout, Forward, GroupBatch, Program, Rope, StepBatch
+from headway.ops.protocol import AdapterSlots, CacheLayout, Forward, GroupBatch, Program, Rope, StepBatch
 from headway.ops.recording import RecordingOps
 from headway.ops.registry import BackendKind, Setup, register
 from headway.ops.weight import NOT_FINITE, Weight
@@ -34,6 +34,23 @@ class LayerCache:
         self.window = window
         self.keys = keys
         self.values = values
+
+
+class LowRank:
+    """`AdapterSlots`.
+
+    Attributes:
+        pairs: number of an adapter -> its matrices down [rank, in] and up [out, rank], and the factor.
+    """
+
+    def __init__(self) -> None:
+        self.pairs: dict[int, tuple[np.ndarray, np.ndarray, np.float32]] = {}
+
+    def put(self, number: int, down: np.ndarray, up: np.ndarray, scale: float) -> None:
+        self.pairs[number] = down, up, np.float32(scale)
+
+    def clear(self, number: int) -> None:
+        self.pairs.pop(number, None)
 
 
 class ReferenceBackend(NumpyLogits):
@@ -81,6 +98,18 @@ class ReferenceBackend(NumpyLogits):
                 )
                 self.caches[layer] = LayerCache(number, window, keys, values)
 
+    def adapter_slots(self, shape: tuple[int, int], count: int, most_rank: int) -> LowRank:
+        return LowRank()
+
+    def prepare_low_rank(self, weight: Weight) -> np.ndarray:
+        before = self.weight_bytes
+        prepared = self.prepare(weight)
+        self.weight_bytes = before
+        return prepared
+
+    def low_rank_bytes(self, shape: tuple[int, int], rank: int) -> int:
+        return 4 * rank * sum(shape)
+
     def block_bytes(self, group: KVGroup, block_size: int) -> int:
         return int(block_bytes(group, block_size))
 
@@ -120,9 +149,11 @@ class ReferenceProgram:
         return 4 * (values + scores) + 2 * int(block_bytes(group, cached)) // len(group.layers)
 
     def run(self, batch: StepBatch) -> Logits:
-        if batch.adapter.any():
-            raise NotImplementedError("the reference backend has no adapters")
-        return summarise(self._forward(ReferenceOps(self._backend.caches, batch)))
+        ops = ReferenceOps(self._backend.caches, batch)
+        logits = self._forward(ops)
+        if batch.adapter.any() and not ops.adapts:
+            raise ValueError("a row's adapter is none of the program's")
+        return summarise(logits)
 
 
 class ReferenceOps:
@@ -132,6 +163,7 @@ class ReferenceOps:
         self._caches = caches
         self._batch = batch
         self._angles: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by id of a Rope, which outlives the step
+        self.adapts = False  # rows may have adapters
 
     def embed(self, table: np.ndarray) -> np.ndarray:
         return table[self._batch.ids]
@@ -209,9 +241,21 @@ class ReferenceOps:
         activation: str,
         residual: np.ndarray | None = None,
     ) -> np.ndarray:
-        hidden = ACTIVATIONS[activation](x @ gate.T)
-        hidden *= x @ up.T
-        return self.linear(hidden, down, residual=residual)
+        return self.linear(self.gated(x @ gate.T, x @ up.T, activation), down, residual=residual)
+
+    def gated(self, gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
+        return ACTIVATIONS[activation](gate) * up
+
+    def add_low_rank(self, y: np.ndarray, x: np.ndarray, slots: AdapterSlots) -> np.ndarray:
+        assert isinstance(slots, LowRank)
+        self.adapts = True
+        batch = self._batch
+        for number in np.unique(batch.adapter).tolist():
+            if number in slots.pairs:
+                down, up, scale = slots.pairs[number]
+                tokens = np.repeat(batch.adapter == number, np.diff(batch.query_start))
+                y[tokens] += scale * (x[tokens] @ down.T @ up.T)
+        return y
 
     def logit_rows(self, x: np.ndarray) -> np.ndarray:
         return x[self._batch.logit_index]

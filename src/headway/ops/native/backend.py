@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from headway.core.errors import BadInput, ModelFileError
 from headway.ops import native
 from headway.ops.blocks import READERS
 from headway.ops.native.packed import PackCache
-from headway.ops.protocol import CacheLayout, Forward, Prepared, Program, Rope, StepBatch
+from headway.ops.protocol import AdapterSlots, CacheLayout, Forward, Prepared, Program, Rope, StepBatch
 from headway.ops.registry import BackendKind, Setup, register
 from headway.ops.weight import GROUPS, NOT_FINITE, READABLE, Weight
 from headway.sampling.logits import Logits
@@ -37,6 +37,7 @@ from headway.shape.model import KVGroup
 logger = logging.getLogger(__name__)
 
 _TARGETS = {"stored": 0, "int8": 128, "int4": 32}  # and the default group
+TILE, FLOAT = 32, 4  # outputs of a tile of a packed matrix; bytes
 _WIDE = ("embed", "head")  # parts that stay at 8 bits: errors here reach the logits
 
 
@@ -167,6 +168,19 @@ class NativeBackend(NumpyLogits):
             raise ModelFileError(f"tensor {weight.name}: {NOT_FINITE}")
         return matrix
 
+    def adapter_slots(self, shape: tuple[int, int], count: int, most_rank: int) -> AdapterSlots:
+        return self._module.AdapterSlots(*shape, count, most_rank)
+
+    def prepare_low_rank(self, weight: Weight) -> Prepared:
+        if weight.format not in ("f32", "f16"):  # what meets activations as they are, not rounded
+            data = np.ascontiguousarray(weight.dequantise()).view(np.uint8).reshape(-1)
+            weight = replace(weight, format="f32", data=data, origin=None)
+        return self._pack(weight, "", 0)
+
+    def low_rank_bytes(self, shape: tuple[int, int], rank: int) -> int:
+        out, inputs = shape
+        return FLOAT * (_padded(rank, TILE) * _padded(inputs, 2) + _padded(out, TILE) * _padded(rank, 2))
+
     def block_bytes(self, group: KVGroup, block_size: int) -> int:
         return self._engine.block_bytes(self._layout_of(group, 1), block_size)
 
@@ -243,8 +257,6 @@ class NativeProgram:
         return self._program.step_bytes(tokens, rows, logit_rows, cached)
 
     def run(self, batch: StepBatch) -> Logits:
-        if batch.adapter.any():
-            raise NotImplementedError("the native backend has no adapters")
         rows, peaks, logsumexp = self._program.run(
             batch.ids,
             batch.positions,
@@ -253,6 +265,7 @@ class NativeProgram:
             batch.logit_index,
             [group.block_table for group in batch.groups],
             [group.slots for group in batch.groups],
+            batch.adapter,
         )
         return Logits(rows, peaks, logsumexp)
 
@@ -301,6 +314,12 @@ class NativeOps:
         kind = getattr(self._module.Activation, activation)
         return Handle(self._program.gated_mlp(x.number, gate, up, down, kind, _number(residual)))
 
+    def gated(self, gate: Handle, up: Handle, activation: str) -> Handle:
+        return Handle(self._program.gated(gate.number, up.number, getattr(self._module.Activation, activation)))
+
+    def add_low_rank(self, y: Handle, x: Handle, slots: AdapterSlots) -> Handle:
+        return Handle(self._program.add_low_rank(y.number, x.number, slots))
+
     def logit_rows(self, x: Handle) -> Handle:
         return Handle(self._program.logit_rows(x.number))
 
@@ -309,6 +328,10 @@ class NativeOps:
 
     def all_reduce(self, x: Handle) -> Handle:
         return x
+
+
+def _padded(numbers: int, to: int) -> int:
+    return -(-numbers // to) * to
 
 
 def _number(handle: Handle | None) -> int:

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <stdexcept>
 
+#include "adapter.h"
 #include "program.h"
 
 namespace nb = nanobind;
@@ -66,12 +67,13 @@ using Logits = std::tuple<Result<float, 2>, Result<float, 2>, Result<double, 1>>
 
 Logits run(Program& program, Array<int32_t, 1> ids, Array<int32_t, 1> positions, Array<int32_t, 1> query_start,
            Array<int32_t, 1> kv_len, Array<int32_t, 1> logit_index, std::vector<Array<int32_t, 2>> tables,
-           std::vector<Array<int64_t, 1>> slots) {
+           std::vector<Array<int64_t, 1>> slots, Array<int32_t, 1> adapter) {
   if (positions.size() != ids.size()) throw std::invalid_argument("positions must be as many as ids");
   if (query_start.size() != kv_len.size() + 1) throw std::invalid_argument("query_start must hold one more than kv_len");
+  if (adapter.size() != kv_len.size()) throw std::invalid_argument("adapter must be as many as kv_len");
   if (tables.size() != slots.size()) throw std::invalid_argument("block tables and slots must be as many");
   BatchView batch{(int)ids.size(), (int)kv_len.size(), (int)logit_index.size(), ids.data(), positions.data(),
-                  query_start.data(), kv_len.data(), logit_index.data(), {}};
+                  query_start.data(), kv_len.data(), logit_index.data(), adapter.data(), {}};
   for (size_t g = 0; g < tables.size(); ++g) {
     if (slots[g].size() != ids.size()) throw std::invalid_argument("slots must be as many as ids");
     if (tables[g].shape(0) != kv_len.size()) throw std::invalid_argument("a block table must have a line per row");
@@ -184,6 +186,11 @@ NB_MODULE(_native, m) {
 
   nb::enum_<Activation>(m, "Activation").value("silu", Activation::silu).value("gelu_tanh", Activation::gelu_tanh);
 
+  nb::class_<AdapterSlots>(m, "AdapterSlots")
+      .def(nb::init<int, int, int, int>(), "out"_a, "inputs"_a, "count"_a, "most_rank"_a)
+      .def("put", &AdapterSlots::put)
+      .def("clear", &AdapterSlots::clear);
+
   nb::class_<Program>(m, "Program")
       .def(nb::init<std::shared_ptr<Engine>>())
       .def("embed", &Program::embed)
@@ -192,6 +199,8 @@ NB_MODULE(_native, m) {
       .def("rope_and_cache", &Program::rope_and_cache)
       .def("attention", &Program::attention)
       .def("gated_mlp", &Program::gated_mlp)
+      .def("add_low_rank", &Program::add_low_rank)
+      .def("gated", &Program::gated)
       .def("logit_rows", &Program::logit_rows)
       .def("logits", &Program::logits)
       .def("finish", &Program::finish)

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <stdexcept>
 
+#include "adapter.h"
 #include "ops.h"
 
 namespace headway {
@@ -108,7 +109,8 @@ void Program::use(int number, unsigned forms) {
   const unsigned missing = forms & ~value.forms;
   if (!missing) return;
   const Op* producer = ops_.at(value.producer).get();
-  const bool makes_forms = dynamic_cast<const NormOp*>(producer) || dynamic_cast<const GateUpOp*>(producer);
+  const bool gates = dynamic_cast<const GateUpOp*>(producer) || dynamic_cast<const GateOp*>(producer);
+  const bool makes_forms = gates || dynamic_cast<const NormOp*>(producer);
   value.forms |= missing;
   if (makes_forms || missing == FLOATS) return;
   value.forms |= FLOATS;
@@ -152,20 +154,22 @@ int Program::add_linear(int x, Weights weight, Vector bias, int residual, float 
   }
   use(x, wanted(*weight));
   // Layers of one input that follow each other become one operation, unless one adds what another makes.
-  LinearOp* last = ops_.empty() ? nullptr : dynamic_cast<LinearOp*>(ops_.back().get());
-  if (last && (last->x != x || (residual >= 0 && values_[residual].producer == (int)ops_.size() - 1))) last = nullptr;
+  int at = (int)ops_.size() - 1;
+  if (at > 0 && dynamic_cast<AdapterOp*>(ops_[at].get())) --at;  // it adds to the layers just before it
+  LinearOp* last = at < 0 ? nullptr : dynamic_cast<LinearOp*>(ops_[at].get());
+  if (last && (last->x != x || (residual >= 0 && values_[residual].producer == at))) last = nullptr;
   if (!last) {
     auto op = std::make_unique<LinearOp>();
     op->x = x;
     last = op.get();
     push(std::move(op), {});
+    at = (int)ops_.size() - 1;
   }
   const int out = make(in.per_token, weight->out);
-  const int at = (int)ops_.size() - 1;
   values_[out].producer = at;
   values_[out].forms = FLOATS;
-  values_[x].last_use = at;
-  if (residual >= 0) values_[residual].last_use = at;
+  values_[x].last_use = std::max(values_[x].last_use, at);
+  if (residual >= 0) values_[residual].last_use = std::max(values_[residual].last_use, at);
   last->parts.push_back({weight, bias, residual, out, scale, softcap, false});
   return out;
 }
@@ -301,6 +305,7 @@ void Program::check(const BatchView& batch) const {
   need(batch.groups.size() == engine_->groups.size(), "the batch has another number of cache groups than the cache");
   need(batch.query_start[0] == 0 && batch.query_start[batch.rows] == batch.tokens, "query_start must run from 0 to the number of tokens");
   for (int t = 0; t < batch.tokens; ++t) need(batch.ids[t] >= 0 && batch.ids[t] < vocab_, "a token id is outside the vocabulary");
+  for (int r = 0; r < batch.rows; ++r) need(batch.adapter[r] >= 0 && batch.adapter[r] <= adapters_, "a row's adapter is none of the program's");
   for (int r = 0; r < batch.logit_rows; ++r) {
     need(batch.logit_index[r] >= 0 && batch.logit_index[r] < batch.tokens, "logit_index points outside the tokens");
   }
@@ -370,7 +375,7 @@ size_t Program::step_bytes(int tokens, int rows, int logit_rows, int64_t cached)
     scratch = std::max(scratch, attention_scratch(cache, most_query_rows(cache, per_head, tokens)));
     partials = std::max(partials, ranges * cache.heads * partial_floats(cache, per_head) * sizeof(float));
   }
-  all += scratch * engine_->team.threads() + partials;
+  all += scratch * engine_->team.threads() + partials + low_rank_floats(tokens) * sizeof(float);
   return all + all / 4;  // `Buffer::grow` takes more than it was asked for
 }
 
@@ -380,7 +385,8 @@ LogitRows Program::run(const BatchView& batch) {
 
   summary_.fit(batch.logit_rows, result_width());
 
-  Step step{*engine_, batch, values_, buffers_, {}, nullptr, partials_, summary_};
+  Step step{*engine_, batch, values_, buffers_, {}, nullptr, partials_, summary_, low_rank_, adapter_runs(batch)};
+  if (!step.adapter_runs.empty()) low_rank_.grow(low_rank_floats(batch.tokens) * sizeof(float));
   size_t counters = 0, partials = 0;
   for (size_t g = 0; g < engine_->groups.size(); ++g) {
     const CacheGroup& group = engine_->groups[g];

@@ -87,7 +87,7 @@ struct Value {
 
 struct BatchView {  // mirrors StepBatch; all arrays outlive the step
   int tokens, rows, logit_rows;
-  const int32_t *ids, *positions, *query_start, *kv_len, *logit_index;
+  const int32_t *ids, *positions, *query_start, *kv_len, *logit_index, *adapter;
   struct Group {
     const int32_t* table;  // [rows][max_blocks]
     int max_blocks;
@@ -111,6 +111,10 @@ struct AttentionPlan {
   size_t partial_floats = 0;
   int counters = 0;
   int most_rows = 0;  // query rows of an item
+};
+
+struct AdapterRun {  // consecutive tokens of rows with the same adapter
+  int number, first, count;
 };
 
 struct Step;
@@ -168,6 +172,8 @@ struct Step {
   std::unique_ptr<std::atomic<int>[]> done;
   Buffer& partials;
   LogitSummary& summary;
+  Buffer& low_rank;
+  std::vector<AdapterRun> adapter_runs;
 
   int rows(int value) const { return values[value].per_token ? batch.tokens : batch.logit_rows; }
   float* floats(int value) const { return buffers[values[value].buffer].floats.as<float>(); }
@@ -200,6 +206,7 @@ struct DenseVector {  // of a norm or a bias
   const float* data() const { return numbers.data(); }
 };
 using Vector = std::shared_ptr<const DenseVector>;
+class AdapterSlots;
 
 class Program {
  public:
@@ -212,6 +219,9 @@ class Program {
   int rope_and_cache(int q, int k, int v, int layer, const std::vector<float>& inv_freq, bool interleaved, float magnitude);
   int attention(int q, int layer, float scale, float softcap);
   int gated_mlp(int x, Weights gate, Weights up, Weights down, Activation activation, int residual);
+  // y, the output of a linear layer of x, with what the rows' adapters add.
+  int add_low_rank(int y, int x, std::shared_ptr<const AdapterSlots> slots);
+  int gated(int gate, int up, Activation activation);
   int logit_rows(int x);
   int logits(int x, Weights head, float scale, float softcap);
   void finish(int result);
@@ -233,6 +243,7 @@ class Program {
   int add_linear(int x, Weights weight, Vector bias, int residual, float scale, float softcap);
   void check(const BatchView& batch) const;
   int query_heads_per_kv(size_t group) const;
+  size_t low_rank_floats(int tokens) const;
   void look_ahead(const Step& step, size_t op, Worker& worker) const;
 
   std::shared_ptr<Engine> engine_;
@@ -245,6 +256,8 @@ class Program {
   std::vector<Buffer> scratch_;  // per worker
   Buffer partials_;
   LogitSummary summary_;
+  int adapters_ = 0;  // numbers that rows may have
+  Buffer low_rank_;
   std::vector<std::pair<std::string, double>> seconds_;
 };
 
