@@ -7,14 +7,18 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway.cli import VERBS
+from headway.cli import VERBS, main
 from headway.cli.batch import open_batch
 from headway.cli.terminal import PlainProgress
+from headway.engine import profile
+from headway.measure import formats, synthetic
+from tests.serve.conftest import write_tiny_checkpoint
 
 
 def headway(*args: str, typed: str = "") -> subprocess.CompletedProcess[str]:
@@ -177,8 +181,22 @@ def test_json_has_the_ids_and_the_times() -> None:
     assert answer["ttft_ms"] > 0 and answer["prompt_tokens"] == 5
 
 
-def test_doctor_says_what_the_machine_has() -> None:
-    report = json.loads(headway("doctor", "--json").stdout)
+def test_doctor_says_what_the_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a machine that was never probed; the models that formats are timed on are small here."""
+    small = replace(
+        synthetic.NARROW, layers=2, heads=4, kv_heads=2, hidden_size=256, intermediate_size=512, vocab_size=512
+    )
+    write_tiny_checkpoint(tmp_path)
+    monkeypatch.setattr(synthetic, "SIZES", (("narrow", small), ("wide", replace(small, layers=1, hidden_size=512))))
+    monkeypatch.setattr(synthetic, "ROUNDS", 2)
+    monkeypatch.setattr(formats, "PROBE_BYTES", 1 << 20)
+    monkeypatch.setattr(profile, "profile_path", lambda: tmp_path / "profile.json")
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", str(tmp_path), "--json", "--context", "64"])
+    assert not end.value.code
+    report = json.loads(capsys.readouterr().out)
     assert report["threads"] >= 1 and max(report["read_bandwidth"].values()) > 1e8
     assert [one["batch"] for one in report["decode"]] == [1, 8, 32]
     assert report["decode"][0]["tokens_per_second"] <= report["decode"][2]["tokens_per_second"]

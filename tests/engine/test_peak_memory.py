@@ -42,12 +42,13 @@ def threads():
     return len(list(Path("/proc/self/task").iterdir()))
 
 others = threads()
-BLOCK, BLOCKS, CHUNKS = 8, 194, [512, 512, 512, 7, 1, 1]
+CHUNKS = [int(word) for word in sys.argv[2:]]
+BLOCK, BLOCKS = 8, -(-sum(CHUNKS) // 8)
 backend = NativeBackend(threads=2)
 model = load(sys.argv[1], backend)
 groups, logits = model.shape.groups, 32
 backend.allocate(CacheLayout(groups, (1,), BLOCK))
-step = backend.compile(model.forward).step_bytes(512, 1, logits, sum(CHUNKS), sum(CHUNKS))
+step = backend.compile(model.forward).step_bytes(max(CHUNKS), 1, logits, sum(CHUNKS), sum(CHUNKS))
 cache = backend.block_bytes(groups[0], BLOCK) * BLOCKS
 before = status("VmRSS")
 backend.allocate(CacheLayout(groups, (BLOCKS,), BLOCK))
@@ -106,8 +107,9 @@ def write(path: Path, layers: int = LAYERS, d: int = 512, heads: int = 8, head: 
     writer.close()
 
 
-def measured(code: str, path: Path) -> list[int]:
-    done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+def measured(code: str, path: Path, *args: int) -> list[int]:
+    command = [sys.executable, "-c", code, str(path), *map(str, args)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     return [int(word) for word in done.stdout.split()]
 
 
@@ -123,16 +125,18 @@ def test_peak_while_loading_is_the_packed_weights_and_little_more(tmp_path: Path
 @pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize(
-    "sizes",
-    [
-        {"layers": 24, "d": 256, "heads": 8, "head": 8, "kv_heads": 8},  # small blocks of narrow heads: mostly padding
-        {"layers": 2, "d": 64, "heads": 4096, "head": 8, "kv_heads": 1},  # queries far wider than the model
+    ("sizes", "chunks"),
+    [  # small blocks of narrow heads: mostly padding; queries far wider than the model
+        ({"layers": 24, "d": 256, "heads": 8, "head": 8, "kv_heads": 8}, (512, 512, 512, 7, 1, 1)),
+        ({"layers": 1, "d": 64, "heads": 1024, "head": 8, "kv_heads": 1}, (512, 512, 7, 1, 1)),
     ],
     ids=["padding", "many query heads"],
 )
-def test_steps_and_cache_take_what_the_backend_says(tmp_path: Path, sizes: dict[str, int]) -> None:
+def test_steps_and_cache_take_what_the_backend_says(
+    tmp_path: Path, sizes: dict[str, int], chunks: tuple[int, ...]
+) -> None:
     """Of what it says a fifth is room to grow; pages are touched in whole, and numpy and the allocator keep some."""
     write(tmp_path / "model.gguf", **sizes)
-    peak, step, cache, left, workers = measured(STEPS, tmp_path / "model.gguf")
+    peak, step, cache, left, workers = measured(STEPS, tmp_path / "model.gguf", *chunks)
     assert 0.6 * (step + cache) - 8 * MB < peak < step + cache + 8 * MB
     assert left < 0.2 * peak + 8 * MB and workers == 0  # closed: its buffers and threads are gone

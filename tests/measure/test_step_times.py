@@ -10,7 +10,7 @@ import pytest
 
 from headway.core.errors import BadInput
 from headway.engine.profile import held_formats, step_time
-from headway.measure import checkup, synthetic
+from headway.measure import checkup, formats, synthetic
 from headway.measure.formats import fit_formats
 from headway.measure.trial import Point, observe
 from headway.ops import native
@@ -123,6 +123,8 @@ def test_the_fit_of_the_regime_is_taken() -> None:
 def test_fits_are_added_to_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """On models small enough for a test."""
     monkeypatch.setattr(synthetic, "SIZES", (("narrow", TINY), ("wide", replace(TINY, hidden_size=64, layers=1))))
+    monkeypatch.setattr(synthetic, "ROUNDS", 2)
+    monkeypatch.setattr(formats, "PROBE_BYTES", 1 << 20)
     told: list[str] = []
     found = fit_formats(replace_fits(PROFILE), "reference", ["f32"], told.append)
     fitted = found.fits["reference"]["f32"][0]
