@@ -135,7 +135,9 @@ def test_a_token_without_embedding_is_refused(byte_level: tokenizers.Tokenizer, 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"model": "llama"}, "tokenizer.ggml.model is 'llama'; only 'gpt2'"),
+        ({"model": "bert"}, "tokenizer.ggml.model is 'bert'; supported are 'gpt2'"),
+        ({"model": "llama"}, "tokenizer.ggml.scores is missing or not a list"),
+        ({"model": "llama", "scores": [0.0]}, "tokenizer.ggml.scores has 1 entries for"),
         ({"pre": "martian"}, "tokenizer.ggml.pre is 'martian'; supported are codeshell, "),
         ({"pre": None}, "tokenizer.ggml.pre is missing or not a str"),
         ({"tokens": None}, "tokenizer.ggml.tokens is missing or not a list"),

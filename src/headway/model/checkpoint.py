@@ -100,6 +100,7 @@ def _gguf_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> TokenizerSource:
             f"{len(tokens)} tokens but the embedding has {vocab_size} rows; {shown(tokens[vocab_size])} has none",
         )
     ends = [fields.token_id(f"tokenizer.ggml.{kind}_token_id", vocab_size) for kind in ("eos", "eot", "eom")]
+    ends += fields.token_ids("tokenizer.ggml.eos_token_ids", vocab_size)
     template, add_bos = "tokenizer.chat_template", "tokenizer.ggml.add_bos_token"
     return TokenizerSource(
         kind="gguf",

@@ -20,8 +20,8 @@ class TokenizerSource(msgspec.Struct, frozen=True, kw_only=True):
             `.token_type` (list of int), `.merges` (list of str "left right"), `.add_space_prefix`, ...
         chat_template: Jinja source of the default chat template; None if the checkpoint has none.
         bos_id: id put before a text; None if the checkpoint names none.
-        eos_ids: ids that end a generation: those of generation_config.json and config.json, or the GGUF's eos, eot and
-            eom; first = main one. `Tokenizer` adds the `eos_token` of an hf folder, which is stated as text.
+        eos_ids: ids that end a generation: those of generation_config.json and config.json, or the GGUF's eos, eot,
+            eom and eos_token_ids; first = main one. `Tokenizer` adds those that only their text tells.
         add_bos: whether a plain (not templated) text starts with bos; None = not said (hf: tokenizer.json decides).
     """
 

@@ -25,11 +25,13 @@ class TokenDecoder(msgspec.Struct, frozen=True):
     """How tokens of one tokenizer become bytes.
 
     Attributes:
-        to_bytes: bytes of a token of the model's vocabulary (added tokens stand for their own text).
+        to_bytes: bytes of a token of the model's vocabulary.
+        added: bytes of a token that is matched in text as it is: its own text, but for the sign for a space.
         strip: how many spaces to drop from the start of a whole text.
     """
 
     to_bytes: Callable[[str], bytes]
+    added: Callable[[str], bytes]
     strip: int = 0
 
 
@@ -105,7 +107,7 @@ def _byte_level() -> TokenDecoder:
         except KeyError:  # not written in the byte alphabet: stands for itself
             return token.encode()
 
-    return TokenDecoder(to_bytes)
+    return TokenDecoder(to_bytes, str.encode)
 
 
 def _pieces(steps: list[tuple[str, str] | None], strip: int) -> TokenDecoder:
@@ -119,4 +121,4 @@ def _pieces(steps: list[tuple[str, str] | None], strip: int) -> TokenDecoder:
                 return bytes([int(byte[1], 16)])
         return token.encode()
 
-    return TokenDecoder(to_bytes, strip)
+    return TokenDecoder(to_bytes, to_bytes, strip)

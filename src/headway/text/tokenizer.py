@@ -12,7 +12,8 @@ import msgspec
 import tokenizers
 
 from headway.core.errors import BadInput, ModelFileError, shown
-from headway.text import gguf_bpe
+from headway.text import gguf
+from headway.text.gguf_header import Header
 from headway.text.literal import LiteralTokenizer, encoded
 from headway.text.source import TokenizerSource
 from headway.text.token_bytes import token_decoder
@@ -40,10 +41,10 @@ class Tokenizer:
         """
         self.source = source
         self._aside = aside
-        gguf = source.kind == "gguf"
-        self._tokenizer, decoder = (gguf_bpe.build(source), gguf_bpe.DECODER) if gguf else _read(source)
-        self.prefix = self._gguf_prefix() if gguf else self._hf_prefix()
-        unused = gguf_bpe.unused_ids(source) if gguf else frozenset()
+        in_header = source.kind == "gguf"
+        self._tokenizer, decoder = _built(source) if in_header else _read(source)
+        self.prefix = self._gguf_prefix() if in_header else self._hf_prefix()
+        unused = gguf.unused_ids(source) if in_header else frozenset()
         self.vocab_size = self._named(source.vocab_size, unused)
         if not self.vocab_size:
             raise ModelFileError(f"{source.path}: the tokenizer names none of the model's {source.vocab_size} tokens")
@@ -54,8 +55,7 @@ class Tokenizer:
         self.eos_ids = self._end_ids()
         # Few, so that most texts are soon known to name none.
         self._special_starts = {name[:2] for name in self.special_ids}
-        # Added tokens are matched in text as they are, so they also stand for their text as it is.
-        self._bytes = {number: token.content.encode() for number, token in added.items()}
+        self._bytes = {number: self._decoder.added(token.content) for number, token in added.items()}
         self._bytes |= dict.fromkeys(unused, b"")
 
     def _named(self, rows: int, unused: Collection[int]) -> int:
@@ -68,7 +68,7 @@ class Tokenizer:
 
     def _gguf_prefix(self) -> list[int]:
         bos = self.source.bos_id
-        return [bos] if bos is not None and gguf_bpe.adds_bos(self.source) else []
+        return [bos] if bos is not None and gguf.adds_bos(self.source) else []
 
     def _hf_prefix(self) -> list[int]:
         """What the post-processor of tokenizer.json puts before a text; if that is nothing, bos where
@@ -85,11 +85,14 @@ class Tokenizer:
         return [id for id, _ in added]
 
     def _end_ids(self) -> tuple[int, ...]:
-        """The source's, and the `eos_token` of tokenizer_config.json."""
-        text = None if self.source.kind == "gguf" else self.template_tokens().get("eos_token")
-        id = None if text is None else self._tokenizer.token_to_id(text)
-        more = () if id is None or id >= self.vocab_size else (id,)
-        return tuple(dict.fromkeys((*self.source.eos_ids, *more)))
+        """The source's, the `eos_token` of tokenizer_config.json, and those of a GGUF that their text tells."""
+        if self.source.kind == "gguf":
+            more = gguf.end_ids(self.source)
+        else:
+            text = self.template_tokens().get("eos_token")
+            id = None if text is None else self._tokenizer.token_to_id(text)
+            more = () if id is None else (id,)
+        return tuple(dict.fromkeys((*self.source.eos_ids, *(id for id in more if id < self.vocab_size))))
 
     def encode(self, text: str, *, add_special: bool = True, allow_special: bool = True) -> list[int]:
         """Token ids of `text`.
@@ -159,10 +162,7 @@ class Tokenizer:
         return {name: text for name, kind in names.items() if (text := find(name, kind)) is not None}
 
     def _gguf_token(self, name: str, kind: str) -> str | None:
-        key = f"tokenizer.ggml.{kind}_token_id"
-        id = self.source.metadata.get(key)
-        if id is not None and (type(id) is not int or not 0 <= id < 2**32):
-            raise ModelFileError(f"{self.source.path}: {key}: {shown(id)} is not a token id")
+        id = Header(self.source).token_id(kind)
         return None if id is None else self._tokenizer.id_to_token(id)
 
     def _hf_token(self, name: str, kind: str) -> str | None:
@@ -188,6 +188,12 @@ class _Described(msgspec.Struct):
     """The part of a tokenizer.json that is looked at here."""
 
     decoder: dict[str, Any] | None = None
+
+
+def _built(source: TokenizerSource) -> tuple[tokenizers.Tokenizer, dict[str, Any] | None]:
+    """The tokenizer of a GGUF header, and its decoder described as in a tokenizer.json."""
+    tokenizer = gguf.build(source)
+    return tokenizer, msgspec.json.decode(tokenizer.decoder.__getstate__())
 
 
 def _read(source: TokenizerSource) -> tuple[tokenizers.Tokenizer, dict[str, Any] | None]:

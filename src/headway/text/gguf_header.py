@@ -1,0 +1,74 @@
+"""What the header of a GGUF file says about its tokenizer, checked field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from headway.core.errors import ModelFileError, shown
+from headway.text.source import TokenizerSource
+
+# tokenizer.ggml.token_type
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+
+class Header:
+    """The `tokenizer.ggml.*` keys of a file; every fault names file and key."""
+
+    def __init__(self, source: TokenizerSource) -> None:
+        self._source = source
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """Their texts by id, each once."""
+        tokens = self.strings("tokens")
+        if len(set(tokens)) != len(tokens):
+            raise self.fault("tokenizer.ggml.tokens names a token twice")
+        return tokens
+
+    @cached_property
+    def types(self) -> list[int]:
+        """By id: one of the constants above, or a number that stands for none."""
+        types = self.get("token_type", list)
+        if len(types) != len(self.tokens):
+            raise self.fault(f"tokenizer.ggml.token_type has {len(types)} entries for {len(self.tokens)} tokens")
+        return types
+
+    def of_type(self, *kinds: int) -> list[str]:
+        """The tokens of some types."""
+        return [token for token, kind in zip(self.tokens, self.types, strict=True) if kind in kinds]
+
+    def add_to(self, tokenizer: Tokenizer, special: Iterable[str], known: Iterable[str]) -> None:
+        """Have a tokenizer find control tokens, and words that are never split, in a text before anything else."""
+        tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+        tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in known])
+
+    def strings(self, key: str) -> list[str]:
+        values = self.get(key, list)
+        if set(map(type, values)) - {str}:
+            raise self.fault(f"tokenizer.ggml.{key} is not a list of strings")
+        return values
+
+    def get(self, key: str, kind: type) -> Any:
+        value = self._source.metadata.get(f"tokenizer.ggml.{key}")
+        if not isinstance(value, kind):
+            raise self.fault(f"tokenizer.ggml.{key} is missing or not a {kind.__name__}")
+        return value
+
+    def optional(self, key: str, kind: type, default: Any) -> Any:
+        has = self._source.metadata.get(f"tokenizer.ggml.{key}") is not None
+        return self.get(key, kind) if has else default
+
+    def token_id(self, kind: str) -> int | None:
+        """`tokenizer.ggml.KIND_token_id`."""
+        key = f"tokenizer.ggml.{kind}_token_id"
+        id = self._source.metadata.get(key)
+        if id is not None and (type(id) is not int or not 0 <= id < 2**32):
+            raise self.fault(f"{key}: {shown(id)} is not a token id")
+        return id
+
+    def fault(self, problem: str) -> ModelFileError:
+        return ModelFileError(f"{self._source.path}: {problem}")
