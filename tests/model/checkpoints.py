@@ -33,6 +33,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3"},
     "qwen3 biases": {"model_type": "qwen3", "attention_bias": True, "head_dim": 24, "tie_word_embeddings": True},
 }
+# Families whose files or blocks are cut in other ways.
+PHI3: dict[str, Any] = {"model_type": "phi3", "pad_token_id": 0, "original_max_position_embeddings": 64}
+VARIANTS |= {
+    "phi3": PHI3,
+    "phi3 partial": PHI3 | {"partial_rotary_factor": 0.5, "head_dim": 24, "tie_word_embeddings": True},
+    "smollm3": {"model_type": "smollm3", "num_hidden_layers": 5, "pad_token_id": 0},
+    "smollm3 listed": {
+        "model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layers": [0, 1, 0], "head_dim": 24,
+        "attention_bias": True, "tie_word_embeddings": True, "pad_token_id": 0,
+    },
+}  # fmt: skip
+NOT_IN_GGUF = {"smollm3 listed"}  # what llama.cpp's files cannot say
 FAMILIES = ("qwen2", "qwen3")  # the plain variant of each but Llama
 
 
@@ -89,7 +101,7 @@ def to_gguf(folder: Path, path: Path, kind: str = "F32", mixed: Mapping[str, str
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"t{i}" for i in range(config["vocab_size"])])
     writer.add_eos_token_id(2)
@@ -100,7 +112,7 @@ def to_gguf(folder: Path, path: Path, kind: str = "F32", mixed: Mapping[str, str
         writer.add_tensor("rope_freqs.weight", _factors(rope, head_dim))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], config["num_hidden_layers"])
     for name, tensor in tensors.items():
-        if family == "llama" and ("q_proj" in name or "k_proj" in name):
+        if family in ("llama", "smollm3") and ("q_proj" in name or "k_proj" in name):
             n = heads if "q_proj" in name else kv_heads
             tensor = tensor.reshape(n, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))

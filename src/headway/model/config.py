@@ -24,6 +24,7 @@ class DecoderConfig:
         rope: its rotary positions.
         activation: of the MLP, as operations call it.
         tied: logits use the embedding table.
+        unrotated: layers without positions.
     """
 
     layers: int
@@ -38,11 +39,26 @@ class DecoderConfig:
     rope: Rope
     activation: str = "silu"
     tied: bool = False
+    unrotated: frozenset[int] = frozenset()
+
+    def rope_of(self, layer: int) -> Rope:
+        """The rope of a layer."""
+        return Rope(()) if layer in self.unrotated else self.rope
 
     @property
     def q_width(self) -> int:
         """Numbers of a token's queries in a layer."""
         return self.heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """Numbers of a token's queries, keys and values in a layer."""
+        return self.q_width + 2 * self.kv_width
+
+    @property
+    def gate_up_width(self) -> int:
+        """Numbers of a token's gates and of what they gate."""
+        return 2 * self.intermediate_size
 
     @property
     def kv_width(self) -> int:
@@ -197,6 +213,8 @@ def _stated_by_gguf(checkpoint: Checkpoint, dialect: Dialect) -> Fields:
     hidden_size, heads = fields.size("embedding_length"), fields.size("attention.head_count", most=MAX_HEADS)
     head_dim = fields.size("attention.key_length", default=hidden_size // heads or 1)
     for key in ("attention.value_length", "rope.dimension_count"):
+        if key == "rope.dimension_count" and "partial_rotary_factor" in dialect.understood:
+            continue  # the rope's to read
         if fields.size(key, default=head_dim) != head_dim:
             raise fields.fault(
                 key, f"{fields.values[key]} differs from the head size {head_dim}; that is not supported"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from headway.model.blocks import Weights
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig
 from headway.model.rope import FACTORS
-from headway.model.tensors import TensorSpec, tensors_of
+from headway.model.tensors import BESIDE_LAYERS, TensorSpec, tensors_of
 from headway.ops.protocol import Forward
 from headway.ops.weight import Weight
 
@@ -39,8 +39,22 @@ class Decoder:
         return replace(self, config=replace(self.config, vocab_size=rows), weights=self.weights | tables)
 
 
-def decoder_of(checkpoint: Checkpoint, config: DecoderConfig, layer: Mapping[str, TensorSpec], build: Build) -> Decoder:
+def decoder_of(
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    layer: Mapping[str, TensorSpec],
+    build: Build,
+    *,
+    beside: Mapping[str, TensorSpec] = BESIDE_LAYERS,
+    prefix: str = "model.layers.",
+    tables: Collection[str] = ("self_attn.rotary_emb.inv_freq",),
+) -> Decoder:
     """A decoder whose layers hold the tensors `layer`.
+
+    Args:
+        beside: its tensors beside the layers.
+        prefix: of the layers' names in a Hugging Face folder, before their number.
+        tables: what some of its folders keep in a layer that is computed here: rope tables, masks.
 
     Raises:
         ModelFileError: the tensors are not exactly those.
@@ -48,22 +62,30 @@ def decoder_of(checkpoint: Checkpoint, config: DecoderConfig, layer: Mapping[str
     tensors = checkpoint.tensors
     if config.layers > len(tensors):  # before anything is built per layer: the count is the file's word
         raise checkpoint.config.fault("layers", f"{config.layers} layers but only {len(tensors)} tensors")
-    specs = tensors_of(config, layer)
+    specs = tensors_of(config, layer, beside, prefix)
     weights = checkpoint.take(
         {role: spec.name(checkpoint.gguf) for role, spec in specs.items()},
         {role: spec.shape(config) for role, spec in specs.items()},
-        _ignored(config),
+        _ignored(config, {f"{prefix}{number}.{name}" for number in range(config.layers) for name in tables}),
     )
+    cut = {role: _cut(role, specs[role], weight, config) for role, weight in weights.items()}
     return Decoder(
         config=config,
-        weights=weights,
-        parts={role: spec.part for role, spec in specs.items()},
+        weights={name: weight for pieces in cut.values() for name, weight in pieces.items()},
+        parts={name: specs[role].part for role, pieces in cut.items() for name in pieces},
         build=lambda prepared: build(config, prepared),
     )
 
 
-def _ignored(config: DecoderConfig) -> set[str]:
-    """Tensors that some files carry beside the weights: rope tables, which are computed (HF) or read with the config
-    (GGUF), and the output matrix of a model whose config says that the embedding is used instead."""
-    tables = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(config.layers)}
+def _cut(role: str, spec: TensorSpec, weight: Weight, config: DecoderConfig) -> dict[str, Weight]:
+    """The weights that a tensor holds, by role in the whole model."""
+    if spec.cut is None:
+        return {role: weight}
+    layer = role[: role.find(".") + 1]  # "3." of layer 3, "" beside the layers
+    return {layer + name: piece for name, piece in spec.cut(weight, config).items()}
+
+
+def _ignored(config: DecoderConfig, tables: set[str]) -> set[str]:
+    """Tensors that some files carry beside the weights: tables (HF; those of a GGUF are read with the config), and the
+    output matrix of a model whose config says that the embedding is used instead."""
     return tables | {FACTORS} | ({"lm_head.weight"} if config.tied else set())

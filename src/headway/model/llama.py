@@ -33,7 +33,7 @@ def build(config: DecoderConfig, weights: Weights) -> Forward:
         x = ops.embed(weights["embed"])
         for layer, w in enumerate(layers):
             q, k, v = qkv(ops, x, w, config)
-            x = attention(ops, x, q, k, v, w, layer, config, config.rope)
+            x = attention(ops, x, q, k, v, w, layer, config, config.rope_of(layer))
             x = gated_mlp(ops, x, w, config)
         return logits(ops, x, weights, config)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headway.core.errors import BadInput, ModelFileError, shown
 from headway.core.fields import Fields
-from headway.model import llama, qwen2, qwen3
+from headway.model import llama, phi3, qwen2, qwen3, smollm3
 from headway.model.checkpoint import Checkpoint, open_checkpoint, sampling_defaults, tokenizer_source
 from headway.model.config import DecoderConfig
 from headway.model.family import Decoder
@@ -22,8 +22,10 @@ from headway.text.source import TokenizerSource
 # Architecture, as checkpoints name it -> family.
 FAMILIES = {
     "llama": llama.decoder,
+    "phi3": phi3.decoder,
     "qwen2": qwen2.decoder,
     "qwen3": qwen3.decoder,
+    "smollm3": smollm3.decoder,
 }
 
 
@@ -158,7 +160,7 @@ def open_model(source: str | Path, progress: Progress | None = None) -> OpenMode
         tokenizer=tokenizer_source(checkpoint, decoder.config.vocab_size),
         sampling=sampling_defaults(checkpoint),
         parameters=sum(math.prod(weight.shape) for weight in weights),
-        weight_bytes=sum(len(weight.data) for weight in weights),
+        weight_bytes=sum(weight.data.nbytes for weight in weights),
         formats=dict(Counter(weight.format for weight in weights)),
     )
     return OpenModel(info, checkpoint, decoder)

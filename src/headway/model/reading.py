@@ -132,6 +132,10 @@ class Span:
     def file_identity(self) -> str:
         return self.file.identity
 
+    def part(self, start: int, size: int) -> Span:
+        """`size` of its bytes, from byte `start` of its own."""
+        return Span(self.file, self.start + start, size)
+
 
 def parse_json_object(text: bytes, where: str) -> dict[str, Any]:
     """A JSON object, with duplicate keys refused at every level.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from headway.model.config import DecoderConfig
+from headway.ops.weight import Weight
+
+Cut = Callable[[Weight, DecoderConfig], Mapping[str, Weight]]  # a tensor -> the weights that are in it, by role
 
 
 @dataclass(frozen=True)
@@ -16,12 +19,14 @@ class TensorSpec:
         hf, gguf: its name in a Hugging Face folder and in a GGUF.
         part: which it plays in a step, a field of `ByPart`.
         dims: its shape, (out, in) of a matrix, as names of `DecoderConfig`'s widths.
+        cut: what forward passes know it as, where that is not the tensor itself under its role.
     """
 
     hf: str
     gguf: str
     part: str
     dims: tuple[str, ...]
+    cut: Cut | None = None
 
     def name(self, gguf: bool) -> str:
         return self.gguf if gguf else self.hf
@@ -30,8 +35,8 @@ class TensorSpec:
         return tuple(getattr(config, width) for width in self.dims)
 
 
-def _spec(hf: str, gguf: str, part: str, *dims: str) -> TensorSpec:
-    return TensorSpec(hf, gguf, part, dims)
+def _spec(hf: str, gguf: str, part: str, *dims: str, cut: Cut | None = None) -> TensorSpec:
+    return TensorSpec(hf, gguf, part, dims, cut)
 
 
 # By role: what forward passes know a tensor as.
@@ -63,11 +68,17 @@ QK_NORMS = {
 }
 
 
-def tensors_of(config: DecoderConfig, layer: Mapping[str, TensorSpec] = LAYER) -> dict[str, TensorSpec]:
-    """Role -> tensor of a whole model whose layers hold `layer`; the role of layer 3's "q" is "3.q"."""
-    specs = {role: spec for role, spec in BESIDE_LAYERS.items() if not (role == "head" and config.tied)}
+def tensors_of(
+    config: DecoderConfig,
+    layer: Mapping[str, TensorSpec] = LAYER,
+    beside: Mapping[str, TensorSpec] = BESIDE_LAYERS,
+    prefix: str = "model.layers.",
+) -> dict[str, TensorSpec]:
+    """Role -> tensor of a whole model whose layers hold `layer`; the role of layer 3's "q" is "3.q". prefix: of the
+    layers' names in a Hugging Face folder, before their number."""
+    specs = {role: spec for role, spec in beside.items() if not (role == "head" and config.tied)}
     for number in range(config.layers):
         for role, spec in layer.items():
-            hf, gguf = f"model.layers.{number}.{spec.hf}", f"blk.{number}.{spec.gguf}"
+            hf, gguf = f"{prefix}{number}.{spec.hf}", f"blk.{number}.{spec.gguf}"
             specs[f"{number}.{role}"] = replace(spec, hf=hf, gguf=gguf)
     return specs

@@ -36,6 +36,10 @@ class Origin(Protocol):
         """The same text for the same file with the same contents, another if it was changed."""
         ...
 
+    def part(self, start: int, size: int) -> Origin:
+        """`size` of its bytes, from byte `start` of its own."""
+        ...
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -45,8 +49,9 @@ class Weight:
         name: as in the file; for error messages.
         shape: (out, in) of a matrix, (n,) of a vector.
         format: one of `READABLE`.
-        data: uint8 [bytes], row-major, rows of a block format one after another.
-        origin: the part of a file that `data` is a view of, if it is.
+        data: uint8, row-major, rows of a block format one after another; of any shape, and strided where a weight is a
+            part of a tensor or its transpose.
+        origin: the part of a file that `data` lies in, if it does.
         part: which it plays in a step: "embed", "head", "attention", "mlp", "norm"; "" = not said.
     """
 
@@ -59,10 +64,34 @@ class Weight:
 
     def first_rows(self, rows: int) -> Weight:
         """Its first `rows` rows, as a view; itself if it has no more."""
-        if rows >= self.shape[0]:
-            return self
-        size = len(self.data) // self.shape[0] * rows
-        return replace(self, shape=(rows, *self.shape[1:]), data=self.data[:size])
+        return self if rows >= self.shape[0] else self.rows(0, rows)
+
+    def rows(self, start: int, stop: int) -> Weight:
+        """Rows [start, stop), as a view."""
+        size = self.data.nbytes // self.shape[0]
+        return replace(
+            self,
+            name=f"{self.name}[{start}:{stop}]",
+            shape=(stop - start, *self.shape[1:]),
+            data=self.data.reshape(self.shape[0], -1)[start:stop],
+            origin=self.origin and self.origin.part(start * size, (stop - start) * size),
+        )
+
+    def dealt(self, part: int, parts: int, run: int) -> Weight:
+        """The rows of one of `parts` among which all rows are dealt, `run` at a time, as a view."""
+        turns = self.shape[0] // (parts * run)
+        return replace(
+            self,
+            name=f"{self.name}[{part} of {parts} by {run}]",
+            shape=(turns * run, *self.shape[1:]),
+            data=self.data.reshape(turns, parts, -1)[:, part],
+        )
+
+    def transposed(self) -> Weight:
+        """Its transpose, as a view. Of the formats without blocks only."""
+        rows, columns = self.shape
+        data = self.data.reshape(rows, columns, FORMATS[self.format].bytes).transpose(1, 0, 2)
+        return replace(self, name=f"{self.name}.T", shape=(columns, rows), data=data)
 
     def dequantise(self) -> np.ndarray:
         """The whole weight as float32 of `shape`. Of an f32 weight this is a view, not a copy."""
