@@ -8,9 +8,9 @@ import pytest
 
 from headway.engine import build, profile
 from headway.engine.options import EngineOptions
+from headway.engine.references import load_device
 from headway.measure.probe import save_profile
 from headway.plan import estimates, models, search, steps
-from headway.plan.models import load_device
 from headway.plan.search import Wanted
 from headway.plan.setup import Setup
 from headway.plan.traffic import Target, Traffic

@@ -18,7 +18,7 @@ import pytest
 from headway.cli import main
 from headway.cli.plan import VERBS
 from headway.core.errors import BadInput
-from headway.plan.models import load_shape
+from headway.engine.references import load_shape
 from headway.roofline.frontier import knee
 from headway.roofline.hardware import find_hardware
 from headway.roofline.replica import Replica, decode, deploy

@@ -316,6 +316,6 @@ def test_the_step_that_takes_blocks_back_admits_nobody() -> None:
 
 
 def test_policies_have_names() -> None:
-    assert [policy_named(name).name for name in ("chunked", "prefill-first", "static")] == list(POLICIES)
-    with pytest.raises(Exception, match=r"policy: 'fifo' is not one of chunked, prefill-first, static"):
+    assert [policy_named(name).name for name in ("chunked", "prefill-first", "static", "fcfs")] == list(POLICIES)
+    with pytest.raises(Exception, match=r"policy: 'fifo' is not one of chunked, prefill-first, static, fcfs"):
         policy_named("fifo")

@@ -16,6 +16,7 @@ VERBS = {
     "generate": "Complete prompts, from the command line or a file.",
     "doctor": "Say what this machine has, and how fast a model should run on it.",
     "plan": "Size and price a deployment from first principles.",
+    "simulate": "Play traffic through the scheduler that serves, in virtual time.",
     "probe": "Measure this machine: bandwidth and arithmetic rates.",
     "bench": "Measure a live endpoint.",
 }

@@ -267,8 +267,8 @@ def _served_shape(url: str, model: str, key_file: Path | None) -> str:
 
     from headway.client.chat import Client, ServerError
     from headway.core.errors import BadInput
+    from headway.engine.references import load_shape
     from headway.model.source import DEFAULT_MODEL, resolve
-    from headway.plan.models import load_shape
 
     needed = "is needed for a prediction: the model behind the endpoint"
     parts = urlsplit(url)
@@ -289,7 +289,7 @@ def _behind(shape: str, hardware: str | None, gpus: int, precision: str | None, 
     """What --predict is to assume behind the endpoint."""
     from headway.bench.predict import backing
     from headway.core.errors import BadInput
-    from headway.plan.models import load_device, load_shape, profile_of
+    from headway.engine.references import load_device, load_shape, profile_of
 
     if hardware is None:
         raise BadInput("--hardware", "is needed for --predict: a catalogue name, this-machine, or a profile's .json")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
 import msgspec
 
-from headway.core.clock import VirtualClock, to_ps
+from headway.core.clock import VirtualClock, to_ps, to_seconds
 from headway.core.step import Capabilities, RowInit, Seconds, StepPlan, StepResult, StepShape, Work
+from headway.executor.segments import Segments
 from headway.scheduling.budget import StepTimeModel
-from headway.scheduling.shape import shape_of
 
 
 class FixedCosts(msgspec.Struct, frozen=True):
@@ -54,16 +56,18 @@ class HashedTokens:
         return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") % self._vocab
 
 
-class SimulatedExecutor:
-    """Plays steps in virtual time.
+class SimulatedRanks:
+    """Plays the steps of a replica in virtual time. Its data-parallel ranks have a scheduler and rows each, and take
+    every step together; most replicas have one rank.
 
     Args:
-        limits: what it pretends to hold.
+        limits: what each rank pretends to hold.
         clock: moved forward to the end of a step when it is collected.
         model: how long steps take.
         tokens: what rows emit. A draft is accepted while it equals what the source says, as a real model would.
         host: seconds per step outside of the model (scheduling, building inputs, detokenising): measure them, for
             leaving them out makes every latency too good.
+        ranks: how many.
     """
 
     def __init__(
@@ -73,46 +77,67 @@ class SimulatedExecutor:
         model: StepTimeModel,
         tokens: TokenSource,
         host: float = 0.0,
+        ranks: int = 1,
     ) -> None:
-        self._limits = limits
+        self.limits = limits
         self._clock = clock
-        self._model = model
         self._tokens = tokens
         self._host = host
-        self._rows: dict[str, RowInit] = {}
-        self._done: dict[int, tuple[int, StepResult]] = {}  # step -> (when it is ready, result)
+        self._segments = Segments(limits.windows, model, host)
+        self._rows: list[dict[str, RowInit]] = [{} for _ in range(ranks)]
+        self._flying: deque[tuple[int, list[StepResult]]] = deque()  # (when it is ready, a result per rank)
         self._ready = 0  # when the last one is
 
-    def capabilities(self) -> Capabilities:
-        return self._limits
+    @property
+    def due(self) -> int:
+        """When the oldest step in flight ends, ps."""
+        return self._flying[0][0]
 
-    def submit(self, plan: StepPlan) -> int:
-        for id in plan.gone:
-            del self._rows[id]
-        for row in plan.new:
-            self._rows[row.id] = row
-        forward = self._model.predict(shape_of(plan, self._limits.windows)) if plan.work else 0.0
-        seconds = Seconds(forward=forward, host=self._host)
-        tokens = {work.id: self._emit(work) for work in plan.work if work.sample}
-        self._ready = max(self._ready, self._clock.now()) + to_ps(seconds.total)
-        self._done[plan.step] = (self._ready, StepResult(plan.step, tokens, seconds=seconds))
-        return plan.step
+    @property
+    def last_due(self) -> int:
+        """When the step submitted last ends, ps."""
+        return self._ready
 
-    def collect(self, ticket: int) -> StepResult:
-        ready, result = self._done.pop(ticket)
+    @property
+    def in_flight(self) -> int:
+        return len(self._flying)
+
+    def shape(self) -> StepShape:
+        """Of the step submitted last, all ranks together."""
+        return self._segments.shape_now()
+
+    def submit(self, plans: Sequence[StepPlan]) -> None:
+        """Start a step: a plan per rank, empty where a rank has nothing to do."""
+        for plan, rows in zip(plans, self._rows, strict=True):
+            for id in plan.gone:
+                del rows[id]
+            for row in plan.new:
+                rows[row.id] = row
+        took = self._segments.price(plans) if any(plan.work for plan in plans) else to_ps(self._host)
+        seconds = Seconds(forward=to_seconds(took) - self._host, host=self._host)
+        results = [
+            StepResult(
+                plan.step, {work.id: self._emit(work, rows) for work in plan.work if work.sample}, seconds=seconds
+            )
+            for plan, rows in zip(plans, self._rows, strict=True)
+        ]
+        self._ready = max(self._ready, self._clock.now()) + took
+        self._flying.append((self._ready, results))
+
+    def collect(self) -> list[StepResult]:
+        """The results of the oldest step, at its end."""
+        ready, results = self._flying.popleft()
         self._clock.advance_to(ready)
-        return result
+        return results
 
     def reset(self) -> None:
-        self._rows.clear()
-        self._done.clear()
+        for rows in self._rows:
+            rows.clear()
+        self._flying.clear()
 
-    def close(self) -> None:
-        self.reset()
-
-    def _emit(self, work: Work) -> tuple[int, ...]:
+    def _emit(self, work: Work, rows: Mapping[str, RowInit]) -> tuple[int, ...]:
         """Accepted drafts, then the first token that differs from its draft, or the one after all of them."""
-        row = self._rows[work.id]
+        row = rows[work.id]
         position = work.start + work.count - len(work.draft)
         emitted: list[int] = []
         for draft in (*work.draft, None):
@@ -120,3 +145,35 @@ class SimulatedExecutor:
             if emitted[-1] != draft:
                 break
         return tuple(emitted)
+
+
+class SimulatedExecutor:
+    """One rank, as the engine's loop drives it. Arguments as of `SimulatedRanks`."""
+
+    def __init__(
+        self,
+        limits: Capabilities,
+        clock: VirtualClock,
+        model: StepTimeModel,
+        tokens: TokenSource,
+        host: float = 0.0,
+    ) -> None:
+        self._rank = SimulatedRanks(limits, clock, model, tokens, host)
+
+    def capabilities(self) -> Capabilities:
+        return self._rank.limits
+
+    def submit(self, plan: StepPlan) -> int:
+        self._rank.submit([plan])
+        return plan.step
+
+    def collect(self, ticket: int) -> StepResult:
+        (result,) = self._rank.collect()
+        assert result.step == ticket, "steps are collected in the order they were submitted"
+        return result
+
+    def reset(self) -> None:
+        self._rank.reset()
+
+    def close(self) -> None:
+        self.reset()

@@ -9,8 +9,8 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.core.slo import parse_slo
+from headway.engine.references import load_device, load_shape
 from headway.plan.answers import Search
-from headway.plan.models import load_device, load_shape
 from headway.plan.search import Wanted, search
 from headway.plan.traffic import Target, Traffic, from_trace
 from headway.roofline.hardware import Hardware, hardware_catalogue

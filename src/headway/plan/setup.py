@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import BadInput
-from headway.plan.models import load_device, load_shape
+from headway.engine.references import load_device, load_shape
 from headway.report.units import gigabytes, metric
 from headway.roofline.capacity import memory_batch, memory_plan
 from headway.roofline.collectives import all_reduce_of

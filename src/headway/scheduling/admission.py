@@ -20,12 +20,16 @@ OVERTAKING_BATCHES = 2  # full batches that may pass a row whose blocks are not 
 class Admission:
     """The room of one step, as rows are admitted to it.
 
+    Args:
+        headroom: leave a block for each running row and the one that comes in.
+
     Attributes:
         first: the row that has waited longest, if any does and the policy is fair.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, headroom: bool = True) -> None:
         self._state = state
+        self._headroom = headroom
         self._promised: list[int] | None = None  # blocks by group; O(rows), so only once somebody may be admitted
         self._sharing = 0  # waiting rows that will share what this step computes: each keeps a place
         self._row_for_first = 0
@@ -77,7 +81,7 @@ class Admission:
             self._promised = [
                 sum(self._promise(row, group) for row in self._state.running) for group in range(len(self._kept))
             ]
-        headroom = len(self._state.running) + 1 if self._state.running else 0
+        headroom = len(self._state.running) + 1 if self._state.running and self._headroom else 0
         kept = [0] * len(self._kept) if row is self.first else self._kept
         needs = self._needs(row, hit)
         pools = self._state.cache.pools

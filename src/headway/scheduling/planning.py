@@ -44,11 +44,18 @@ class Step:
     """
 
     def __init__(
-        self, state: State, budget: Budget, model: StepTimeModel | None, shaped: bool, now: int, slowness: float = 1.0
+        self,
+        state: State,
+        budget: Budget,
+        model: StepTimeModel | None,
+        shaped: bool,
+        now: int,
+        slowness: float = 1.0,
+        headroom: bool = True,
     ) -> None:
         limits = state.limits
         self.state = state
-        self.admission = Admission(state)
+        self.admission = Admission(state, headroom)
         self._budget = budget
         self._model = model
         self._now = now

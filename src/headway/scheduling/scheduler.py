@@ -68,7 +68,7 @@ class Scheduler:
         self.limits = limits
         self.policy = policy
         self.cache = KVCache(limits, key, ttl, verify)
-        self.state = State(limits, self.cache, log, max_wait)
+        self.state = State(limits, self.cache, log, max_wait, policy.strict_after)
         self.blocked = ""
         self.pace = Pace()
         self._budget = budget or Budget()
@@ -195,7 +195,9 @@ class Scheduler:
         state.abort_expired(now)
         self.cache.expire(now)
         waited = len(state.queue) > 0
-        step = Step(state, self._budget, self._model, self._log is not None, now, self.pace.slowness)
+        step = Step(
+            state, self._budget, self._model, self._log is not None, now, self.pace.slowness, self.policy.headroom
+        )
         self.policy.fill(step)
         plan = step.finish(self._steps)
         self.blocked = step.blocked

@@ -59,7 +59,12 @@ class State:
     """
 
     def __init__(
-        self, limits: Capabilities, cache: KVCache, log: EventLog | None, max_wait: float | None = None
+        self,
+        limits: Capabilities,
+        cache: KVCache,
+        log: EventLog | None,
+        max_wait: float | None = None,
+        strict_after: int | None = STRICT_AFTER,
     ) -> None:
         self.limits = limits
         self.cache = cache
@@ -73,6 +78,7 @@ class State:
         self.gone: list[str] = []
         self.emissions: list[Emission] = []
         self._max_wait = max_wait
+        self._strict_after = strict_after
         self._deadlines: list[tuple[int, int, bool, Row]] = []  # (when, number, of waiting only, row)
         self._added = 0
 
@@ -135,7 +141,7 @@ class State:
         request.computed = 0
         request.draft = []
         request.preemptions += 1
-        row.strict = request.preemptions >= STRICT_AFTER
+        row.strict = self._strict_after is not None and request.preemptions >= self._strict_after
         row.place = Place.WAITING
         self.waiting_tokens += request.prompt_len
         self.queue.push(row)

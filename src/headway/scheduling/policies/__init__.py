@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from headway.core.errors import BadInput
 from headway.scheduling.policies.chunked import CHUNKED
+from headway.scheduling.policies.fcfs import FCFS
 from headway.scheduling.policies.policy import Policy
 from headway.scheduling.policies.prefill_first import PREFILL_FIRST
 from headway.scheduling.policies.static import STATIC
 
-POLICIES = {policy.name: policy for policy in (CHUNKED, PREFILL_FIRST, STATIC)}
+POLICIES = {policy.name: policy for policy in (CHUNKED, PREFILL_FIRST, STATIC, FCFS)}
 
 
 def policy_named(name: str) -> Policy:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headway.scheduling.planning import Step
+from headway.scheduling.row import STRICT_AFTER
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,12 @@ class Policy:
         name: what users call it.
         fill: plans a step by calling passes of `Step`.
         pauses_decode: running decodes may be left out of a step that still has budget.
+        headroom: nobody is admitted unless every running row could have one more block.
+        strict_after: preemptions after which a request is only admitted with its worst case reserved; None = never.
     """
 
     name: str
     fill: Callable[[Step], None]
     pauses_decode: bool = False
+    headroom: bool = True
+    strict_after: int | None = STRICT_AFTER

@@ -1,0 +1,218 @@
+"""Discrete events: requests arrive, steps end, and between them the very scheduler that serves decides.
+
+    arrivals --route--> Replica.inbox --(next plan)--> Scheduler --> SimulatedRanks --(step ends)--> Scheduler --> Trail
+
+An engine looks at what has arrived between two steps, so a request that comes while a step is planned already waits for
+the next one. Time is whole picoseconds; of two things at the same moment the arrival comes first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from headway.core.clock import VirtualClock
+from headway.core.errors import Rejected
+from headway.core.step import StepPlan
+from headway.executor.simulated import SimulatedRanks
+from headway.scheduling.scheduler import Scheduler
+from headway.scheduling.state import Emission
+from headway.simulate.workload import Answers, Ask
+
+
+class Source(Protocol):
+    """Where requests come from."""
+
+    def first(self) -> Iterator[Ask]:
+        """Those that come whatever happens, by time."""
+        ...
+
+    def then(self, ask: Ask, emission: Emission, now: int) -> Ask | None:
+        """The one that comes because another has ended, if any: a closed loop's, or a conversation's next turn."""
+        ...
+
+
+class Observer(Protocol):
+    """Who keeps what happens."""
+
+    def arrived(self, ask: Ask) -> None: ...
+
+    def taken(self, id: str, now: int) -> None:
+        """The engine has read it."""
+        ...
+
+    def refused(self, ask: Ask, error: Rejected, now: int) -> None: ...
+
+    def planned(self, replica: Replica, plans: Sequence[StepPlan], now: int) -> None: ...
+
+    def emitted(self, emission: Emission, times: Sequence[int]) -> None:
+        """What a client hears, and when each of the steps behind it ended, ps."""
+        ...
+
+
+class Replica:
+    """One replica: a scheduler per data-parallel rank, and the executor that plays their steps."""
+
+    def __init__(
+        self, schedulers: Sequence[Scheduler], executor: SimulatedRanks, clock: VirtualClock, answers: Answers
+    ) -> None:
+        self.schedulers = schedulers
+        self.executor = executor
+        self._clock = clock
+        self._answers = answers
+        self._depth = executor.limits.max_in_flight
+        self._inbox: list[list[Ask]] = [[] for _ in schedulers]
+        self.refused: list[Ask] = []  # since the caller looked
+
+    @property
+    def load(self) -> int:
+        """Requests it has."""
+        return sum(s.waiting + s.running for s in self.schedulers) + sum(map(len, self._inbox))
+
+    @property
+    def due(self) -> int | None:
+        """When its oldest step ends, ps; None = it does nothing."""
+        return self.executor.due if self.executor.in_flight else None
+
+    @property
+    def next_deadline(self) -> int | None:
+        """When an idle replica must look again, ps."""
+        times = [at for s in self.schedulers if (at := s.next_deadline) is not None]
+        return min(times, default=None)
+
+    def offer(self, ask: Ask) -> None:
+        """A request arrives; it goes to the rank that has least to do, waiting ones counting for more."""
+        inbox = self._inbox[0]
+        if len(self._inbox) > 1:
+            loads = [
+                4 * (s.waiting + len(box)) + s.running for s, box in zip(self.schedulers, self._inbox, strict=True)
+            ]
+            inbox = self._inbox[loads.index(min(loads))]
+        inbox.append(ask)
+
+    def turn(self, now: int, observer: Observer) -> list[Emission]:
+        """At the end of a step, or when something arrived at an idle replica: commit, take what has arrived, and plan.
+        -> what happened to requests."""
+        self._clock.advance_to(now)
+        emissions: list[Emission] = []
+        if self.executor.in_flight and self.executor.due <= now:
+            for scheduler, result in zip(self.schedulers, self.executor.collect(), strict=True):
+                if result.step >= 0:
+                    emissions += scheduler.commit(result, now)
+        for scheduler, inbox in zip(self.schedulers, self._inbox, strict=True):
+            if inbox:
+                self._take(scheduler, inbox, now, observer)
+        while self.executor.in_flight < self._depth:
+            plans = [self._plan(scheduler, now) for scheduler in self.schedulers]
+            for scheduler in self.schedulers:
+                emissions += scheduler.take_emissions()
+            if all(plan.empty for plan in plans):
+                break
+            self.executor.submit(plans)
+            observer.planned(self, plans, now)
+        return emissions
+
+    def _plan(self, scheduler: Scheduler, now: int) -> StepPlan:
+        plan = scheduler.plan(now)
+        return plan if not plan.empty else NO_PLAN
+
+    def _take(self, scheduler: Scheduler, inbox: list[Ask], now: int, observer: Observer) -> None:
+        for ask in inbox:
+            observer.taken(str(ask.number), now)
+            try:
+                scheduler.add(ask.request(scheduler.limits.max_model_len))
+                self._answers.expect(ask)
+            except Rejected as error:
+                self.refused.append(ask)
+                observer.refused(ask, error, now)
+        inbox.clear()
+
+
+NO_PLAN = StepPlan(-1)  # of a rank with nothing to do
+Route = Callable[[Ask, Sequence[Replica]], int]
+
+
+def run(
+    replicas: Sequence[Replica],
+    source: Source,
+    observer: Observer,
+    answers: Answers,
+    route: Route = lambda ask, replicas: 0,
+    progress: Callable[[int], None] = lambda now: None,
+) -> int:
+    """Play everything to its end. -> the time then, ps."""
+    arrivals = _Arrivals(source.first())
+    steps: list[tuple[int, int]] = []  # (when a replica wants to be looked at, its index)
+    wanted: list[int | None] = [None] * len(replicas)  # when each does; what else is in `steps` is stale
+    asks: dict[str, Ask] = {}
+    now = turns = 0
+    while (due := _next(arrivals, steps)) is not None:
+        at, index = due
+        if index >= 0:
+            heapq.heappop(steps)
+            if wanted[index] != at:
+                continue
+        now = at
+        if index < 0:
+            ask = arrivals.take()
+            asks[str(ask.number)] = ask
+            observer.arrived(ask)
+            index = route(ask, replicas)
+            replicas[index].offer(ask)
+            if replicas[index].due is not None:
+                continue  # it is seen when the step ends
+        replica = replicas[index]
+        for emission in replica.turn(now, observer):
+            observer.emitted(emission, (now,))
+            if emission.finish is not None:
+                answers.forget(emission.request.id)
+                following = source.then(asks.pop(emission.request.id), emission, now)
+                if following is not None:
+                    arrivals.push(following)
+        for ask in replica.refused:
+            del asks[str(ask.number)]
+        replica.refused.clear()
+        again = replica.due if replica.due is not None else replica.next_deadline
+        wanted[index] = again
+        if again is not None:
+            heapq.heappush(steps, (again, index))
+        turns += 1
+        if turns % 256 == 0:
+            progress(now)
+    assert not asks, "every request ends"
+    return now
+
+
+def _next(arrivals: _Arrivals, steps: list[tuple[int, int]]) -> tuple[int, int] | None:
+    """(when, index of a replica, or -1 for an arrival) of what comes next."""
+    at = arrivals.at
+    if steps and (at is None or steps[0][0] < at):
+        return steps[0]
+    return None if at is None else (at, -1)
+
+
+class _Arrivals:
+    """Requests to come: a stream by time, and those that others brought about."""
+
+    def __init__(self, stream: Iterable[Ask]) -> None:
+        self._stream = iter(stream)
+        self._later: list[tuple[int, int, Ask]] = []
+        self._ahead = next(self._stream, None)
+
+    @property
+    def at(self) -> int | None:
+        """When the next one comes, ps."""
+        if self._later and (self._ahead is None or self._later[0][0] < self._ahead.at):
+            return self._later[0][0]
+        return None if self._ahead is None else self._ahead.at
+
+    def push(self, ask: Ask) -> None:
+        heapq.heappush(self._later, (ask.at, ask.number, ask))
+
+    def take(self) -> Ask:
+        if self._later and (self._ahead is None or self._later[0][0] < self._ahead.at):
+            return heapq.heappop(self._later)[2]
+        ask, self._ahead = self._ahead, next(self._stream, None)
+        assert ask is not None, "asked for after the last one"
+        return ask

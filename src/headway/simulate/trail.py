@@ -1,0 +1,187 @@
+"""What a simulation leaves behind: a record per request, as `headway bench` keeps them, and the system over time."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import chain
+
+import msgspec
+
+from headway.core.clock import to_seconds
+from headway.core.errors import Rejected
+from headway.core.step import StepPlan
+from headway.metrics.records import Chunk, Failure, FailureKind, Kind, RequestRecord
+from headway.scheduling.state import Emission
+from headway.simulate.driver import Replica
+from headway.simulate.workload import Ask
+
+PS_PER_NS = 1000
+DETAIL = 2_000_000  # tokens whose times are kept one by one; of answers after these, first and last token
+SAMPLES = 512  # points of a series, at most
+PARTS = ("queue", "prefill", "decode")
+
+
+class Track(msgspec.Struct):
+    """A live request. Times are ps; -1 = not yet."""
+
+    ask: Ask
+    taken: int = -1
+    admitted: int = -1
+    first: int = -1
+    last: int = -1
+    tokens: int = 0
+    times: array[int] | None = None
+
+
+class Series:
+    """Figures over time: a sample per interval, which doubles when there are too many samples."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self.samples: list[tuple[float, ...]] = []  # (seconds, a figure per name)
+        self._every = 1e-3
+        self._next = 0.0
+
+    def sample(self, seconds: float, *figures: float) -> None:
+        if seconds < self._next:
+            return
+        self.samples.append((seconds, *figures))
+        self._next = seconds + self._every
+        if len(self.samples) >= 2 * SAMPLES:
+            del self.samples[1::2]
+            self._every *= 2
+
+    def column(self, name: str) -> list[list[float]]:
+        """[seconds, figure] pairs."""
+        index = 1 + self.names.index(name)
+        return [[round(sample[0], 6), sample[index]] for sample in self.samples]
+
+
+class Trail:
+    """An observer that keeps records, integrals of how many requests are in each part, and series.
+
+    Attributes:
+        records: of ended requests, in order of their ends.
+        counts: requests that arrived, finished, were refused or aborted.
+        inside: how many are in each part now; areas: integrals of these over time, request-ps; spent: ps that ended
+            requests spent in each part.
+        steps, step_tokens, step_rows: steps planned, and new tokens and rows over all of them.
+    """
+
+    def __init__(self, detail: int = DETAIL) -> None:
+        self.records: list[RequestRecord] = []
+        self.counts = {"arrived": 0, "finished": 0, "refused": 0, "aborted": 0}
+        self.inside = dict.fromkeys(PARTS, 0)
+        self.areas = dict.fromkeys(PARTS, 0)
+        self.spent = dict.fromkeys(PARTS, 0)
+        self.preemptions = self.steps = self.step_tokens = self.step_rows = 0
+        self.series = Series(("waiting", "running", "batch", "kv_use"))
+        self._detail = detail
+        self._tracks: dict[str, Track] = {}
+        self._now = 0
+        self.begin: int | None = None
+
+    def arrived(self, ask: Ask) -> None:
+        self._pass(ask.at)
+        if self.begin is None:
+            self.begin = self._now = ask.at
+        self.counts["arrived"] += 1
+        self.inside["queue"] += 1
+        times = array("q") if ask.output <= self._detail else None
+        self._detail -= ask.output if times is not None else 0
+        self._tracks[str(ask.number)] = Track(ask, times=times)
+
+    def taken(self, id: str, now: int) -> None:
+        self._tracks[id].taken = now
+
+    def refused(self, ask: Ask, error: Rejected, now: int) -> None:
+        self._pass(now)
+        self.counts["refused"] += 1
+        track = self._tracks.pop(str(ask.number))
+        self._leave(track, now)
+        self.records.append(self._record(track, now, Failure(FailureKind.HTTP, str(error))))
+
+    def planned(self, replica: Replica, plans: Sequence[StepPlan], now: int) -> None:
+        self._pass(now)
+        tokens = rows = 0
+        for plan in plans:
+            for row in plan.new:
+                track = self._tracks[row.id]
+                if track.admitted < 0:
+                    track.admitted = now
+                    self._move("queue", "prefill")
+            rows += len(plan.work)
+            tokens += sum([work.count for work in plan.work])
+        self.steps += 1
+        self.step_tokens += tokens
+        self.step_rows += rows
+        waiting, running = self.inside["queue"], self.inside["prefill"] + self.inside["decode"]
+        self.series.sample(to_seconds(now - (self.begin or 0)), waiting, running, rows, _kv_use(replica))
+
+    def emitted(self, emission: Emission, times: Sequence[int]) -> None:
+        now = times[-1]
+        self._pass(now)
+        track = self._tracks[emission.request.id]
+        if emission.tokens:
+            if track.first < 0:
+                track.first = times[0]
+                self._move("prefill", "decode")
+            track.last = now
+            track.tokens += len(emission.tokens)
+            if track.times is not None:
+                track.times.extend(times)
+        if emission.finish is None:
+            return
+        del self._tracks[emission.request.id]
+        self._leave(track, now)
+        failure = None
+        if emission.finish.reason in ("abort", "error"):
+            self.counts["aborted"] += 1
+            failure = Failure(FailureKind.SLOW, str(emission.finish.matched))
+        else:
+            self.counts["finished"] += 1
+        record = self._record(track, now, failure)
+        record.cached_tokens = emission.request.cached
+        record.finish_reason = emission.finish.reason
+        self.preemptions += emission.request.preemptions
+        self.records.append(record)
+
+    def _pass(self, now: int) -> None:
+        gone = now - self._now
+        if gone:
+            for part, count in self.inside.items():
+                self.areas[part] += count * gone
+            self._now = now
+
+    def _move(self, before: str, after: str) -> None:
+        self.inside[before] -= 1
+        self.inside[after] += 1
+
+    def _leave(self, track: Track, now: int) -> None:
+        """An ended request spent its time: in the queue until it was admitted, and so on."""
+        ends = (track.admitted, track.first, now)
+        reached = [end for end in ends if end >= 0]
+        edges = [track.ask.at, *reached[:-1], now]
+        for part, start, end in zip(PARTS, edges, edges[1:], strict=False):
+            self.spent[part] += end - start
+        self.inside[PARTS[len(edges) - 2]] -= 1
+
+    def _record(self, track: Track, now: int, failure: Failure | None) -> RequestRecord:
+        ask, base = track.ask, PS_PER_NS  # ns from 1, for 0 means that it did not happen
+        if track.times is not None:
+            chunks = [Chunk(1 + at // base, Kind.CONTENT, index, 1) for index, at in enumerate(track.times)]
+        else:
+            seen = [(track.first, 1)] + [(track.last, track.tokens - 1)] * (track.tokens > 1)
+            chunks = [Chunk(1 + at // base, Kind.CONTENT, i, n) for i, (at, n) in enumerate(seen) if track.tokens]
+        return RequestRecord(
+            index=ask.number, intended=1 + ask.at // base, max_tokens=ask.most or ask.output,
+            prompt_wanted=len(ask.prompt), sent=1 + ask.at // base, ended=1 + now // base, chunks=chunks,
+            prompt_tokens=len(ask.prompt), output_tokens=track.tokens, failure=failure,
+        )  # fmt: skip
+
+
+def _kv_use(replica: Replica) -> float:
+    """Share of the blocks that somebody owns."""
+    pools = list(chain.from_iterable(scheduler.cache.pools for scheduler in replica.schedulers))
+    return round(1 - sum(pool.available for pool in pools) / sum(pool.size for pool in pools), 4)

@@ -1,0 +1,100 @@
+"""What is sent in a simulation: requests with a length that nobody but the simulated model knows.
+
+Tokens are made up. Unless prompts share something, or nothing is cached, token `position` of request `number` is like
+no other, so prefixes hit only where the workload says that they are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from headway.core.clock import to_ps
+from headway.core.errors import BadInput
+from headway.core.request import Request, SamplingParams
+from headway.core.step import RowInit
+from headway.traffic.traces import TraceRow
+
+END = -1  # the token that ends an answer
+PARAMS = SamplingParams(seed=0)
+BITS = 24  # of a position in a made-up token
+LONGEST = 1 << BITS
+
+
+class Ask(msgspec.Struct, gc=False):
+    """One request.
+
+    Attributes:
+        number: unique; its id is this in decimal.
+        at: when it arrives, ps.
+        prompt: its tokens.
+        output: tokens of its answer, the last one END; the scheduler is not told.
+        most: tokens it asks for at most (max_tokens); None = whatever the context holds.
+        priority, tenant: as of a request.
+        patience: ps after its arrival at which it is aborted; None = never.
+        turn: which turn of its session it is, from 0.
+    """
+
+    number: int
+    at: int
+    prompt: Sequence[int]
+    output: int
+    most: int | None = None
+    priority: int = 0
+    tenant: str = ""
+    patience: int | None = None
+    turn: int = 0
+
+    def request(self, longest: int) -> Request:
+        """As the engine would hand it to the scheduler, whose context holds `longest` tokens."""
+        length = len(self.prompt)
+        return Request(
+            str(self.number),
+            self.prompt,
+            PARAMS,
+            stop_ids=_ENDS,
+            max_len=longest if self.most is None else length + self.most,
+            arrival=self.at,
+            priority=self.priority,
+            deadline=None if self.patience is None else self.at + self.patience,
+            tenant=self.tenant,
+        )
+
+
+_ENDS = frozenset({END})
+
+
+class Answers:
+    """What a simulated model says: tokens like no others, and END where an answer is as long as it was to be."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, tuple[int, int]] = {}  # id -> (base of its tokens, position of its last token)
+
+    def expect(self, ask: Ask) -> None:
+        self._ends[str(ask.number)] = (ask.number << BITS, len(ask.prompt) + ask.output - 1)
+
+    def forget(self, id: str) -> None:
+        self._ends.pop(id, None)
+
+    def token(self, row: RowInit, position: int) -> int:
+        base, last = self._ends[row.id]
+        return END if position >= last else base | position
+
+
+def made_up(number: int, tokens: int, shared: Sequence[int] = ()) -> list[int]:
+    """A prompt that begins like others with `shared` and goes on like no other."""
+    if not 0 < tokens < LONGEST:
+        raise BadInput("--input-tokens", f"{tokens}; accepted: from 1 to below {LONGEST}")
+    base = number << BITS
+    return [*shared[:tokens], *range(base + min(len(shared), tokens), base + tokens)]
+
+
+def of_row(number: int, row: TraceRow) -> Ask:
+    """A recorded request: equal block ids are equal tokens at equal places."""
+    shared: list[int] = []
+    for block in row.blocks:
+        base = -2 - (block << BITS)
+        shared.extend(range(base, base - row.block_tokens, -1))
+    prompt = made_up(number, row.input_tokens, shared)
+    return Ask(number, to_ps(row.at), prompt, row.output_tokens)
