@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,9 +11,13 @@ from headway.ops.protocol import Backend, CacheLayout, GroupBatch, StepBatch
 
 
 def step_batch(
-    layout: CacheLayout, rows: Sequence[tuple[Sequence[int], int, Sequence[Sequence[int]]]], logits: str = "all"
+    layout: CacheLayout,
+    rows: Sequence[tuple[Sequence[int], int, Sequence[Sequence[int]]]],
+    logits: str = "all",
+    adapters: Sequence[int] | None = None,
 ) -> StepBatch:
-    """rows: (new ids, position of the first, block table per group). logits: of "all" new tokens or the "last"."""
+    """rows: (new ids, position of the first, block table per group). logits: of "all" new tokens or the "last".
+    adapters: of each row; None = none has one."""
     counts = [len(ids) for ids, _, _ in rows]
     query_start = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     positions = np.concatenate([np.arange(start, start + len(ids)) for ids, start, _ in rows]).astype(np.int32)
@@ -33,7 +37,7 @@ def step_batch(
         kv_len=np.array([start + len(ids) for ids, start, _ in rows], np.int32),
         groups=tuple(groups),
         logit_index=np.arange(query_start[-1], dtype=np.int32) if logits == "all" else query_start[1:] - 1,
-        adapter=np.zeros(len(rows), np.int32),
+        adapter=np.array(adapters or [0] * len(rows), np.int32),
     )
 
 
@@ -48,8 +52,11 @@ class Bench:
         self.tables: dict[str, list[int]] = {}
         self.length: dict[str, int] = {}
 
-    def step(self, work: dict[str, Sequence[int]], logits: str = "all") -> np.ndarray:
+    def step(
+        self, work: dict[str, Sequence[int]], logits: str = "all", adapters: Mapping[str, int] | None = None
+    ) -> np.ndarray:
         """Append ids to the named sequences in one step -> logits of their new tokens, in order."""
+        numbers = [(adapters or {}).get(name, 0) for name in work]
         rows = []
         for name, ids in work.items():
             start = self.length.get(name, 0)
@@ -58,4 +65,4 @@ class Bench:
                 table.append(self.free.pop())
             rows.append((ids, start, [table] * len(self.layout.groups)))
             self.length[name] = start + len(ids)
-        return self.program.run(step_batch(self.layout, rows, logits)).rows.copy()
+        return self.program.run(step_batch(self.layout, rows, logits, numbers)).rows.copy()

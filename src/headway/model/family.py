@@ -25,12 +25,16 @@ class Decoder:
         weights: the tensors to prepare, by role; each is needed once.
         parts: role of a weight -> the part it plays in a step, a field of `ByPart`.
         build: prepared weights by role -> the forward pass.
+        specs: the tensor that each weight is, or is cut from, by role.
+        gguf: whether it comes from a GGUF file.
     """
 
     config: DecoderConfig
     weights: dict[str, Weight]
     parts: dict[str, str]
     build: Callable[[Weights], Forward]
+    specs: Mapping[str, TensorSpec]
+    gguf: bool
 
     def cut(self, vocab_size: int) -> Decoder:
         """The same with no more than `vocab_size` rows in embedding and output matrix."""
@@ -74,6 +78,8 @@ def decoder_of(
         weights={name: weight for pieces in cut.values() for name, weight in pieces.items()},
         parts={name: specs[role].part for role, pieces in cut.items() for name in pieces},
         build=lambda prepared: build(config, prepared),
+        specs={name: specs[role] for role, pieces in cut.items() for name in pieces},
+        gguf=checkpoint.gguf,
     )
 
 

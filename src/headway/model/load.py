@@ -11,6 +11,7 @@ from pathlib import Path
 from headway.core.errors import BadInput, ModelFileError, shown
 from headway.core.fields import Fields
 from headway.model import llama, phi3, qwen2, qwen3, smollm3
+from headway.model.adapters import Adaptable, AdapterLimits, make_adaptable
 from headway.model.checkpoint import Checkpoint, open_checkpoint, sampling_defaults, tokenizer_source
 from headway.model.config import DecoderConfig
 from headway.model.family import Decoder
@@ -72,11 +73,13 @@ class Model:
         info: what it is.
         shape: what it is made of and what it caches, in the bytes that weights and cache take on this backend.
         forward: its forward pass, for `backend.compile`.
+        adaptable: where adapters are loaded; None = it takes none.
     """
 
     info: ModelInfo
     shape: ModelShape
     forward: Forward
+    adaptable: Adaptable | None = None
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,20 @@ class OpenModel:
     checkpoint: Checkpoint
     decoder: Decoder
 
-    def prepare(self, backend: Backend, room: float = math.inf, vocab_size: int | None = None) -> Model:
+    def prepare(
+        self,
+        backend: Backend,
+        room: float = math.inf,
+        vocab_size: int | None = None,
+        adapters: AdapterLimits | None = None,
+    ) -> Model:
         """Its weights on a backend.
 
         Args:
             room: bytes that they may take.
             vocab_size: tokens to have: rows that pad embedding and output matrix are left out, so that no id beyond can
                 be drawn; None = all rows.
+            adapters: what is to be provided for; None = no adapters.
 
         Raises:
             ModelFileError: a tensor is broken.
@@ -124,7 +134,9 @@ class OpenModel:
             format=max(numbers, key=numbers.__getitem__),
             head_format=decoder.weights["embed" if decoder.config.tied else "head"].format,
         )
-        return Model(info, held, decoder.build(prepared))
+        if adapters is None:
+            return Model(info, held, decoder.build(prepared))
+        return Model(info, held, *make_adaptable(backend, decoder, prepared, adapters))
 
 
 def describe(source: str | Path, progress: Progress | None = None) -> ModelInfo:

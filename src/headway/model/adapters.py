@@ -1,0 +1,156 @@
+"""Where adapters meet a model: its linear layers by the names that adapters use, and the slots behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from headway.core.errors import BadInput, ModelFileError, shown
+from headway.model.adapter_file import AdapterFile
+from headway.model.family import Decoder
+from headway.ops.adapter import Adapted, adapted, linear_layers
+from headway.ops.protocol import AdapterSlots, Backend, Forward, Prepared
+from headway.ops.weight import Weight
+
+_MATRIX = ".weight"
+
+
+@dataclass(frozen=True)
+class AdapterLimits:
+    """How many adapters may be loaded at once, and their largest rank."""
+
+    count: int
+    most_rank: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer.
+
+    Attributes:
+        shape: (out, in).
+        slots: for what adapters add to it.
+        interleaved: heads whose output rows lie in pairs, as a GGUF has a Llama's; 0 = as in a Hugging Face folder.
+    """
+
+    shape: tuple[int, int]
+    slots: AdapterSlots
+    interleaved: int = 0
+
+    def own(self, up: Weight, first: int, gguf: bool) -> Weight:
+        """Its rows of an adapter's matrix [out of all, rank], from `first` on, in its own order, which those of a GGUF
+        adapter have already."""
+        rows = up.data.reshape(up.shape[0], -1)[first : first + self.shape[0]]
+        if self.interleaved and not gguf:
+            heads = rows.reshape(self.interleaved, 2, -1, rows.shape[1])
+            rows = heads.swapaxes(1, 2).reshape(rows.shape)
+        data = np.ascontiguousarray(rows).reshape(-1)
+        return replace(up, shape=(self.shape[0], up.shape[1]), data=data, origin=None)
+
+
+class Adaptable:
+    """A prepared model's linear layers, for adapters.
+
+    Args:
+        backend: holds the model.
+        layers: by the name of the tensor in a Hugging Face folder, and by that in a GGUF; several where a tensor is cut
+            into the matrices of several layers, in the order of its rows.
+        gguf: the model comes from a GGUF file.
+        limits: how much room there is.
+
+    Attributes:
+        bytes: that all slots take when they are filled with adapters of the largest rank.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        layers: tuple[Mapping[str, Sequence[Layer]], Mapping[str, Sequence[Layer]]],
+        gguf: bool,
+        limits: AdapterLimits,
+    ) -> None:
+        self._backend = backend
+        self._by_module, self._by_tensor = layers
+        self._gguf = gguf
+        self.limits = limits
+        shapes = [layer.shape for pieces in self._by_module.values() for layer in pieces]
+        self.bytes = limits.count * sum(backend.low_rank_bytes(shape, limits.most_rank) for shape in shapes)
+
+    def check(self, file: AdapterFile) -> None:
+        """
+        Raises:
+            ModelFileError: it adds to what is no linear layer of this model, or is of other shapes.
+            BadInput: its rank is larger than was provided for.
+        """
+        if file.gguf and not self._gguf:
+            raise ModelFileError(f"{file.path}: a GGUF adapter fits a GGUF model only; give the folder that PEFT saved")
+        for name, pair in file.pairs.items():
+            layers = self._layers(file, name)
+            if not layers:
+                known = sorted({module.removesuffix(_MATRIX).rpartition(".")[2] for module in self._named(file)})
+                problem = f"is no linear layer of this model; adapters may add to {', '.join(known)}"
+                raise ModelFileError(f"{file.path}: {shown(name)} {problem}")
+            wanted = sum(layer.shape[0] for layer in layers), layers[0].shape[1]
+            if (pair.up.shape[0], pair.down.shape[1]) != wanted:
+                shapes = f"{pair.up.shape} times {pair.down.shape}"
+                raise ModelFileError(f"{file.path}: {shown(name)}: {shapes} does not fit the model's matrix {wanted}")
+        if file.rank > self.limits.most_rank:
+            problem = f"{file.path} has rank {file.rank}, and room was made for {self.limits.most_rank}"
+            raise BadInput("--max-lora-rank", problem)
+
+    def put(self, number: int, file: AdapterFile) -> None:
+        """Load a checked adapter as this number, in place of what was there.
+
+        Raises:
+            ModelFileError: a matrix is broken; the number is left empty.
+        """
+        self.clear(number)
+        try:
+            for name, pair in file.pairs.items():
+                down, first = self._backend.prepare_low_rank(pair.down), 0
+                for layer in self._layers(file, name):
+                    up = self._backend.prepare_low_rank(layer.own(pair.up, first, file.gguf))
+                    layer.slots.put(number, down, up, pair.scale)
+                    first += layer.shape[0]
+        except BaseException:
+            self.clear(number)
+            raise
+
+    def clear(self, number: int) -> None:
+        """Forget an adapter."""
+        for layers in self._by_module.values():
+            for layer in layers:
+                layer.slots.clear(number)
+
+    def _named(self, file: AdapterFile) -> Mapping[str, Sequence[Layer]]:
+        return self._by_tensor if file.gguf else self._by_module
+
+    def _layers(self, file: AdapterFile, name: str) -> Sequence[Layer]:
+        return self._named(file).get(name if file.gguf else name + _MATRIX, ())
+
+
+def make_adaptable(
+    backend: Backend, decoder: Decoder, prepared: Mapping[str, Prepared], limits: AdapterLimits
+) -> tuple[Forward, Adaptable]:
+    """The forward pass of a prepared decoder that adds what adapters say, and where these are loaded."""
+    reached = {id(weight) for weight in linear_layers(decoder.build(prepared))}
+    weights, layers = dict(prepared), (dict[str, list[Layer]](), dict[str, list[Layer]]())
+    for role, spec in decoder.specs.items():
+        if id(prepared[role]) not in reached or decoder.parts[role] in ("embed", "head"):
+            continue
+        out, inputs = decoder.weights[role].shape
+        slots = backend.adapter_slots((out, inputs), limits.count, limits.most_rank)
+        weights[role] = Adapted(prepared[role], slots)
+        layer = Layer((out, inputs), slots, _interleaved(decoder, role))
+        layers[0].setdefault(spec.hf, []).append(layer)
+        layers[1].setdefault(spec.gguf, []).append(layer)
+    return adapted(decoder.build(weights)), Adaptable(backend, layers, decoder.gguf, limits)
+
+
+def _interleaved(decoder: Decoder, role: str) -> int:
+    """Heads of a layer whose rows a GGUF has in pairs: of queries and keys, where pairs rotated together are
+    neighbours."""
+    heads = {"q": decoder.config.heads, "k": decoder.config.kv_heads}.get(role.rpartition(".")[2], 0)
+    return heads if decoder.gguf and decoder.config.rope.interleaved else 0
