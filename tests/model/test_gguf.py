@@ -158,7 +158,6 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "alignment 24": (file([entry("general.alignment", 4, struct.pack("<I", 24))]), "power of two"),
     "alignment a string": (file([entry("general.alignment", 8, string("32"))]), "general.alignment"),
     "alignment 2^31": (file([entry("general.alignment", 4, struct.pack("<I", 1 << 31))]), "general.alignment"),
-    "a split file": (file([entry("split.count", 2, struct.pack("<H", 3))]), "split.count"),
     "0 dimensions": (file([], [tensor("t", (), 0, 0)], DATA), "'t': 0 dimensions"),
     "2^32-1 dimensions": (file([], [tensor("t", (4,), 0, 0, 2**32 - 1)], DATA), "'t': 4294967295 dimensions"),
     "a dimension of 0": (file([], [tensor("t", (4, 0), 0, 0)], DATA), "'t': shape"),

@@ -17,7 +17,7 @@ import pytest
 
 from headway.cli import main
 from headway.cli.plan import VERBS
-from headway.core.errors import BadInput
+from headway.core.errors import ModelFileError
 from headway.engine.references import load_shape
 from headway.roofline.frontier import knee
 from headway.roofline.hardware import find_hardware
@@ -207,7 +207,7 @@ def test_any_part_of_a_split_gguf_stands_for_the_whole(tmp_path: Path) -> None:
     for part in parts:
         assert load_shape(str(part)).n_params == load_shape(str(whole)).n_params > 0
         assert load_shape(str(part)).name == "m"
-    with pytest.raises(BadInput, match=r"several models: m-00001-of-00003\.gguf, whole\.gguf; name one"):
+    with pytest.raises(ModelFileError, match=r"several models: m-00001-of-00003\.gguf, whole\.gguf; name one"):
         load_shape(str(tmp_path))
     whole.rename(tmp_path / "mmproj-m.gguf")
     assert load_shape(str(tmp_path)) == load_shape(str(parts[1]))
@@ -217,13 +217,13 @@ def test_parts_that_do_not_belong_together_are_named(tmp_path: Path) -> None:
     """reported t2-027"""
     _, first, second, third = split_gguf(tmp_path)
     third.rename(tmp_path / "away")
-    with pytest.raises(BadInput, match=r"missing beside it: m-00003-of-00003\.gguf"):
+    with pytest.raises(ModelFileError, match=r"missing beside it: m-00003-of-00003\.gguf"):
         load_shape(str(first))
     third.write_bytes(second.read_bytes())
-    with pytest.raises(BadInput, match=r"m-00003-of-00003\.gguf is not part 3 of the same 3"):
+    with pytest.raises(ModelFileError, match=r"m-00003-of-00003\.gguf is not part 3 of the same 3"):
         load_shape(str(first))
     other = second.rename(tmp_path / "other.gguf")
-    with pytest.raises(BadInput, match=r"is a part of 3; parts must be called NAME-00001-of-00003"):
+    with pytest.raises(ModelFileError, match=r"is a part of 3; parts must be called NAME-00001-of-00003"):
         load_shape(str(other))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ def load_shape(reference: str) -> ModelShape:
     if path.is_dir():
         if (path / "config.json").is_file():
             return _from_files(path / "config.json", path / "hf_quant_config.json", path.name)
-        return _from_gguf(_only_gguf(path))
+        return _from_gguf(path)
     if path.is_file():
         return _from_files(path, path.with_name("hf_quant_config.json"), path.stem)
     if model_config(reference) is None and reference.count("/") == 1:
@@ -63,41 +62,15 @@ def profile_of(reference: str, field: str = "--hardware") -> Profile | None:
     return msgspec.structs.replace(profile, memory=float(free_memory()))
 
 
-def _only_gguf(folder: Path) -> Path:
-    """The one model in a folder of .gguf files: a file, or the first of its parts; image encoders are no models."""
-    files = [path for path in sorted(folder.glob("*.gguf")) if not path.name.startswith("mmproj")]
-    firsts = [path for path in files if not re.search(r"-(?!00001)\d{5}-of-\d{5}$", path.stem)]
-    if not files:
-        raise BadInput("--model", f"{folder} has no config.json; accepted: a model folder, a .gguf file, a name")
-    if len(firsts) > 1:
-        raise BadInput("--model", f"{folder} has several models: {', '.join(p.name for p in firsts[:3])}; name one")
-    return (firsts or files)[0]
-
-
 def _from_gguf(path: Path) -> ModelShape:
-    """The shape in a GGUF file's header. Of a file split into parts, any of them stands for all: the first has the
-    metadata, each its own tensors."""
-    from headway.model.gguf import read_gguf_header
+    """The shape in the header of a GGUF file, of all its parts if it is one, or of the one model in a folder."""
+    from headway.model.gguf_parts import gguf_in, model_name, read_model_header
 
-    metadata, tensors = read_gguf_header(path)
-    count = metadata.get("split.count", 1)
-    if count in (0, 1):
-        return shape_from_gguf(metadata, tensors, path.stem)
-    named = re.fullmatch(r"(.+)-\d{5}-of-(\d{5})", path.stem)
-    if named is None or int(named[2]) != count:
-        raise BadInput("--model", f"{path} is a part of {count}; parts must be called NAME-00001-of-{count:05}.gguf")
-    parts = [path.with_name(f"{named[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
-    if missing := [part.name for part in parts if not part.is_file()]:
-        raise BadInput("--model", f"{path} is a part of {count}; missing beside it: {', '.join(missing[:3])}")
-    headers = [read_gguf_header(part) for part in parts]
-    whole: dict[str, tuple[tuple[int, ...], str]] = {}
-    for number, (part, (keys, own)) in enumerate(zip(parts, headers, strict=True)):
-        if (keys.get("split.count"), keys.get("split.no")) != (count, number) or whole.keys() & own.keys():
-            raise BadInput("--model", f"{part} is not part {number + 1} of the same {count}")
-        whole |= own
-    if len(whole) != headers[0][0].get("split.tensors.count", len(whole)):
-        raise BadInput("--model", f"{path}: its parts hold {len(whole)} tensors, not as many as the first says")
-    return shape_from_gguf(headers[0][0], whole, named[1])
+    file = gguf_in(path) if path.is_dir() else path
+    if file is None:
+        raise BadInput("--model", f"{path} has no config.json; accepted: a model folder, a .gguf file, a name")
+    metadata, tensors = read_model_header(file)
+    return shape_from_gguf(metadata, tensors, model_name(file))
 
 
 def _from_files(config: Path, quantisation: Path, name: str) -> ModelShape:

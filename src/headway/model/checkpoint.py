@@ -10,9 +10,9 @@ from typing import Any
 
 from headway.core.errors import ModelFileError, shown
 from headway.core.fields import Fields
-from headway.model.gguf import read_gguf
+from headway.model.gguf_parts import gguf_in, read_model
 from headway.model.reading import MAX_JSON_BYTES, open_file, read_json
-from headway.model.safetensors import read_folder
+from headway.model.safetensors import holds_safetensors, read_folder
 from headway.ops.weight import Weight
 from headway.shape.config import shape_from_config
 from headway.shape.gguf import shape_from_gguf
@@ -71,17 +71,18 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a GGUF file or a Hugging Face folder; reads headers only.
+    """Open a GGUF file (or any of its parts, or a folder of nothing else) or a Hugging Face folder; headers only.
 
     Raises:
         ModelFileError: truncated, hostile, or not a model.
     """
-    if path.is_dir():
+    file = gguf_in(path) if path.is_dir() and not holds_safetensors(path) else path
+    if file is None or file.is_dir():
         config = Fields(read_json(path / "config.json"), str(path / "config.json"), ModelFileError.of)
         return Checkpoint(path, False, config.text("model_type"), config, read_folder(path))
-    file = read_gguf(path)
-    config = Fields(file.metadata, str(path), ModelFileError.of)
-    return Checkpoint(path, True, config.text("general.architecture"), config, file.tensors)
+    model = read_model(file)
+    config = Fields(model.metadata, str(file), ModelFileError.of)
+    return Checkpoint(file, True, config.text("general.architecture"), config, model.tensors)
 
 
 def tokenizer_source(checkpoint: Checkpoint, vocab_size: int) -> TokenizerSource:

@@ -56,7 +56,7 @@ class GGUFFile:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Read the header and map the tensors; costs no memory for the tensors themselves.
+    """Read the header of one file and map its tensors; costs no memory for the tensors themselves.
 
     Raises:
         ModelFileError: truncated, hostile, or of an unsupported kind; names the key or tensor and the fault.
@@ -88,11 +88,6 @@ class _Reader:
     def read(self) -> GGUFFile:
         tensor_count, key_count = self._counts()
         metadata = self._metadata(key_count)
-        if metadata.get("split.count", 1) not in (0, 1):
-            raise ModelFileError(
-                f"{self._path}: split.count: files split into parts are not supported; merge them: "
-                "llama-gguf-split --merge FIRST-PART.gguf MERGED.gguf"
-            )
         alignment = self._alignment(metadata)
         entries = [self._tensor_entry() for _ in range(tensor_count)]
         data_start = -(-self._at // alignment) * alignment

@@ -15,6 +15,7 @@ from headway.model.adapters import Adaptable, AdapterLimits, make_adaptable
 from headway.model.checkpoint import Checkpoint, open_checkpoint, sampling_defaults, tokenizer_source
 from headway.model.config import DecoderConfig
 from headway.model.family import Decoder
+from headway.model.gguf_parts import model_name
 from headway.model.source import Progress, resolve
 from headway.ops.protocol import Backend, Forward
 from headway.shape.model import ByPart, ModelShape
@@ -165,8 +166,8 @@ def open_model(source: str | Path, progress: Progress | None = None) -> OpenMode
     decoder = FAMILIES[checkpoint.architecture](checkpoint)
     weights = decoder.weights.values()
     info = ModelInfo(
-        name=_name(path, checkpoint.gguf),
-        path=path,
+        name=_name(checkpoint),
+        path=checkpoint.path,
         architecture=checkpoint.architecture,
         config=decoder.config,
         tokenizer=tokenizer_source(checkpoint, decoder.config.vocab_size),
@@ -178,11 +179,11 @@ def open_model(source: str | Path, progress: Progress | None = None) -> OpenMode
     return OpenModel(info, checkpoint, decoder)
 
 
-def _name(path: Path, gguf: bool) -> str:
+def _name(checkpoint: Checkpoint) -> str:
     """What the user calls the model, links not followed; of a snapshot in the Hugging Face cache, the repository's."""
-    path = Path(os.path.abspath(path))
-    if gguf:
-        return path.stem
+    path = Path(os.path.abspath(checkpoint.path))
+    if checkpoint.gguf:
+        return model_name(path)
     repository = path.parent.parent.name
     cached = path.parent.name == "snapshots" and repository.startswith("models--")
     return repository.rpartition("--")[2] if cached else path.name

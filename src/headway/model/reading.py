@@ -56,6 +56,16 @@ def open_file(path: Path) -> BinaryIO:
     return file
 
 
+# What downloads that are not finished are called: huggingface_hub, wget and curl wrappers, browsers, aria2.
+_UNFINISHED = (".incomplete", ".part", ".partial", ".download", ".crdownload", ".aria2", ".tmp")
+
+
+def interrupted(path: Path) -> str:
+    """What to add to the complaint that a file is missing: whether its download was interrupted."""
+    left = [path.name + ending for ending in _UNFINISHED if os.path.lexists(path.with_name(path.name + ending))]
+    return f" (its download was interrupted: {left[0]} is there)" if left else ""
+
+
 class MappedFile:
     """A whole file, mapped read-only: nothing is read until it is looked at. Indexed like bytes.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import ModelFileError, shown
-from headway.model.reading import MappedFile, Span, parse_json_object, read_json
+from headway.model.reading import MappedFile, Span, interrupted, parse_json_object, read_json
 from headway.ops.weight import Weight
 from headway.shape.formats import BY_DTYPE, stored_bytes
 
@@ -87,6 +87,11 @@ def _naturals(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
 
 
+def holds_safetensors(folder: Path) -> bool:
+    """Whether it is meant to be a Hugging Face folder with weights."""
+    return os.path.lexists(folder / INDEX) or os.path.lexists(folder / SINGLE)
+
+
 def read_folder(folder: Path) -> dict[str, Weight]:
     """All tensors of a Hugging Face folder: of the shards that its index names, and of no other file; without an index,
     of model.safetensors.
@@ -108,7 +113,9 @@ def read_folder(folder: Path) -> dict[str, Weight]:
         if "/" in file or "\\" in file or "\0" in file or file in ("", ".", ".."):
             raise ModelFileError(f"{folder / INDEX}: weight_map names {shown(file)}, which is not a file of the folder")
         if not os.path.lexists(folder / file):
-            raise ModelFileError(f"{folder / INDEX}: weight_map names {shown(file)}, which is missing")
+            raise ModelFileError(
+                f"{folder / INDEX}: weight_map names {shown(file)}, which is missing{interrupted(folder / file)}"
+            )
     for file in files:
         for name, weight in read_safetensors(folder / file).items():
             if weight_map.get(name) != file:
