@@ -11,21 +11,52 @@ import pytest
 from headway import LLM
 from headway.cli import chat, generate, serve
 from headway.core.errors import BadInput
-from headway.engine.options import EngineOptions, declared, table
+from headway.core.options import Options, declared, table
+from headway.engine.options import EngineOptions
+from headway.serve.options import ServeOptions
 
-DOCS = Path(__file__).parents[2] / "docs" / "engine.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_docs_hold_the_table_of_options() -> None:
-    assert table() in DOCS.read_text(), "put there what `python -m headway.engine.options` prints"
+@pytest.mark.parametrize(("kind", "python"), [(EngineOptions, "LLM(...)"), (ServeOptions, "")])
+def test_the_docs_hold_the_table_of_options(kind: type[Options], python: str) -> None:
+    docs = DOCS / f"{kind.__module__.split('.')[1]}.md"
+    assert table(kind, python) in docs.read_text(), f"put there what `python -m {kind.__module__}` prints"
 
 
 @pytest.mark.parametrize("verb", [serve.serve, chat.chat, generate.generate])
 def test_every_option_is_one_of_each_verb_and_of_llm(verb: Any) -> None:
     for taken in (inspect.signature(verb).parameters, inspect.signature(LLM).parameters):
-        assert {name: taken[name].default for name in declared()} == {
-            name: option.default for name, option in declared().items()
+        assert {name: taken[name].default for name in declared(EngineOptions)} == {
+            name: option.default for name, option in declared(EngineOptions).items()
         }
+
+
+def test_every_option_of_a_server_is_one_of_its_verb() -> None:
+    taken = inspect.signature(serve.serve).parameters
+    for name, option in declared(ServeOptions).items():
+        assert (taken[name].default or ()) == (option.default or ())
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"port": 65536}, "--port: 65536 is not an integer from 0 to 65535"),
+        ({"port": -1}, "--port: -1 is not an integer from 0 to 65535"),
+        ({"max_body_mib": 0}, "--max-body-mib: 0 is not a number above 0 and up to 1024"),
+        ({"max_body_mib": float("nan")}, "--max-body-mib: nan is not"),
+        ({"shutdown_timeout": float("inf")}, "--shutdown-timeout: inf is not a number >= 0"),
+        ({"stall_timeout": 0}, "--stall-timeout: 0 is not a number above 0"),
+        ({"access_log": "xml"}, "--access-log: 'xml' is not one of off, text, json"),
+        ({"log_level": "loud"}, "--log-level: 'loud' is not one of debug, info, warning, error"),
+        ({"cors_origin": "http://a"}, "--cors-origin: 'http://a' is not texts"),
+        ({"cors_origin": (7,)}, "--cors-origin: (7,) is not texts"),
+    ],
+)
+def test_what_a_server_does_not_accept_is_one_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadInput) as error:
+        ServeOptions.of(options)
+    assert str(error.value).startswith(sentence)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from headway.core.errors import ModelFileError
-from headway.engine.ipc import Ready
+from headway.engine.ipc import Ready, Status
 from headway.engine.process import EventTray, Loaded, cache_status, serve
 from tests.serve.scripted import VOCAB, engine
 
@@ -42,7 +42,10 @@ def start(line: bytes) -> Loaded:
     )
     scheduler = loop.scheduler
     ready = Ready("scripted", scheduler.limits.max_model_len, VOCAB, options.max_rows)
-    status = lambda: cache_status(scheduler.cache)  # noqa: E731
+
+    def status() -> Status:
+        return msgspec.structs.replace(cache_status(scheduler.cache), wait=scheduler.predicted_wait())
+
     return Loaded(ready, loop, tray, status, loop.close, hang_seconds=options.hang_seconds)
 
 

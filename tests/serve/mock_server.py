@@ -9,11 +9,14 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from headway.core.bound import QueueBound
 from headway.core.errors import HeadwayError
-from headway.serve.lifecycle import ServeOptions, run
+from headway.serve.lifecycle import Served, run
+from headway.serve.options import ServeOptions
 from tests.serve.scripted import ByteTokenizer
 
 ENGINE = (sys.executable, str(Path(__file__).with_name("mock_engine.py")))
@@ -27,21 +30,17 @@ def main(options: dict) -> int:
     if options.pop("plain_loop", False):
         sys.modules["uvloop"] = None  # type: ignore[assignment]  # as where it is not installed
     engine = json.dumps(options.pop("engine", {})).encode()
-    if "api_key_file" in options:
-        options["api_key_file"] = Path(options["api_key_file"])
-    if "queue" in options:
-        options["queue"] = QueueBound(**options["queue"])
+    queue = msgspec.convert(options.pop("queue", {"requests": 1024, "tokens": 4_000_000}), QueueBound)
+    served = Served(
+        model="scripted",
+        engine_command=ENGINE,
+        engine_options=engine,
+        queue=queue,
+        load_text=ByteTokenizer,
+        say=say,
+    )
     try:
-        return run(
-            ServeOptions(
-                model="scripted",
-                **{"port": 0, **options},
-                engine_command=ENGINE,
-                engine_options=engine,
-                load_text=ByteTokenizer,
-                say=say,
-            )
-        )
+        return run(msgspec.convert({"port": 0, **options}, ServeOptions), served)
     except HeadwayError as error:
         print(error, file=sys.stderr)
         return error.exit_code

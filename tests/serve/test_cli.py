@@ -24,7 +24,7 @@ def headway(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["--host", "0.0.0.0"], "--host: 0.0.0.0 can be reached by others"),
         (["--api-key-file", "/nowhere"], "--api-key-file: cannot read"),
-        (["--port", "99999"], "--port: 99999 is not a port"),
+        (["--port", "99999"], "--port: 99999 is not an integer from 0 to 65535"),
         (["--max-queued", "0"], "--max-queued: 0 is not"),
         (["--shutdown-timeout", "-1"], "--shutdown-timeout: -1"),
     ],

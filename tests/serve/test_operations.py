@@ -18,7 +18,8 @@ import pytest
 
 from headway.core.errors import BadInput
 from headway.serve import logs
-from headway.serve.lifecycle import ServeOptions, _bind, run
+from headway.serve.lifecycle import Served, _bind, run
+from headway.serve.options import ServeOptions
 from tests.serve.conftest import Server
 from tests.serve.scripted import ByteTokenizer
 from tests.serve.test_answers import CHAT, TEXT
@@ -58,7 +59,7 @@ def test_addresses_that_are_none(host: str, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("sk-one")
     with pytest.raises(BadInput, match="--host"):
-        run(ServeOptions(model="m", host=host, api_key_file=keys, load_text=ByteTokenizer))
+        run(ServeOptions(host=host, api_key_file=keys and str(keys)), Served(model="m", load_text=ByteTokenizer))
 
 
 def test_without_ipv6_localhost_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +81,7 @@ def test_without_ipv6_localhost_still_works(monkeypatch: pytest.MonkeyPatch) -> 
 def test_pages_of_a_named_origin_may_read(start: Start, tmp_path: Path, keys: bool) -> None:
     path = tmp_path / "keys"
     path.write_text("sk-one\n")
-    server = start(cors_origins=["http://app.test"], **({"api_key_file": str(path)} if keys else {}))
+    server = start(cors_origin=["http://app.test"], **({"api_key_file": str(path)} if keys else {}))
     key = {"authorization": "Bearer sk-one"} if keys else {}
     page = {"origin": "http://app.test"}
     with server.client() as client:

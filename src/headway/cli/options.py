@@ -1,4 +1,4 @@
-"""Options that several verbs share, defined once; those of the engine are made from `EngineOptions`."""
+"""Options that several verbs share, defined once; sets of options (`EngineOptions`) become options of a verb."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from headway.engine.options import Option
+from headway.core.options import Option, Options, declared
 
 API_KEY = "HEADWAY_API_KEY"
 
@@ -24,21 +23,27 @@ ApiKeyFile = Annotated[
 Seed = Annotated[int | None, typer.Option(help="Same seed, same answer; default: a random one.")]
 
 
-def with_engine(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a verb that takes `engine: EngineOptions`: its fields of these names (default: all) become options."""
-
-    from headway.engine.options import EngineOptions, declared
+def with_options(
+    parameter: str, kind: type[Options], *names: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a verb that takes `parameter`, a set of options: its fields of these names (default: all) become
+    options of the verb."""
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        chosen = [option for name, option in declared().items() if not names or name in names]
-        own = [one for one in inspect.signature(verb, eval_str=True).parameters.values() if one.name != "engine"]
+        chosen = [option for name, option in declared(kind).items() if not names or name in names]
+        own = [one for one in inspect.signature(verb, eval_str=True).parameters.values() if one.name != parameter]
 
         @functools.wraps(verb)
         def run(**given: Any) -> None:
-            engine = EngineOptions.of({option.name: given.pop(option.name) for option in chosen})
-            verb(**given, engine=engine)
+            values = {option.name: given.pop(option.name) for option in chosen}
+            texts = {option.name: tuple(values[option.name] or ()) for option in chosen if option.kind is tuple}
+            verb(**given, **{parameter: kind.of(values | texts)})
 
-        made = [*map(_parameter, chosen), *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own)]
+        panel = parameter.capitalize()
+        made = [
+            *(_parameter(option, panel) for option in chosen),
+            *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own),
+        ]
         made.sort(key=lambda one: one.name != "model")
         run.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in made}
@@ -47,14 +52,22 @@ def with_engine(*names: str) -> Callable[[Callable[..., None]], Callable[..., No
     return decorate
 
 
-def _parameter(option: Option) -> inspect.Parameter:
-    """As typer reads it. What the option accepts is checked by `EngineOptions`, for all who set one."""
+def with_engine(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a verb that takes `engine: EngineOptions`: its fields of these names (default: all) become options."""
+    from headway.engine.options import EngineOptions
+
+    return with_options("engine", EngineOptions, *names)
+
+
+def _parameter(option: Option, panel: str) -> inspect.Parameter:
+    """As typer reads it. What the option accepts is checked by its set, for all who set one."""
     metavar = "|".join(map(str, option.choices)) or None
-    made: Any = typer.Option(help=option.help, metavar=metavar, rich_help_panel="Engine")
+    made: Any = typer.Option(help=option.help, metavar=metavar, rich_help_panel=panel)
     if option.name == "model":
         made = typer.Argument(help=option.help)
+    default = None if option.kind is tuple else option.default
     annotation: Any = Annotated[option.annotation, made]
-    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation)
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def sampling(**given: Any) -> dict[str, Any]:

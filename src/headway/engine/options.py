@@ -6,78 +6,18 @@ python -m headway.engine.options      prints the table of docs/engine.md
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Annotated, Any, get_args, get_type_hints
-
-import msgspec
+from typing import Annotated
 
 from headway.core.bound import QueueBound
-from headway.core.errors import BadInput, shown
+from headway.core.errors import BadInput
+from headway.core.options import Option, Options, declared, table
 from headway.ops.weight import GROUPS
 from headway.scheduling.policies import POLICIES
 
 
-@dataclass(frozen=True)
-class Option:
-    """What an option means and accepts.
-
-    Attributes:
-        help: in a sentence or two.
-        choices: the values it may have; empty = any, between the bounds.
-        least, above: bounds of a number: from `least` up, or above `above`; None = none.
-        name, kind, optional, default: as the field of `EngineOptions` has them; `optional`: it may be None.
-    """
-
-    help: str
-    choices: tuple[Any, ...] = ()
-    least: float | None = None
-    above: float | None = None
-    name: str = ""
-    kind: type = str
-    optional: bool = False
-    default: Any = None
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def accepted(self) -> str:
-        """In words."""
-        if self.choices:
-            return f"one of {', '.join(map(str, self.choices))}"
-        bound = f" >= {self.least:g}" if self.least is not None else f" above {self.above:g}" if self.above == 0 else ""
-        return {bool: "true or false", str: "a text", int: "an integer", float: "a number"}[self.kind] + bound
-
-    @property
-    def annotation(self) -> Any:
-        """Its type, None included where it is optional."""
-        return self.kind | None if self.optional else self.kind
-
-    def check(self, value: Any) -> None:
-        """
-        Raises:
-            BadInput: the option does not accept it.
-        """
-        if value is None and self.optional:
-            return
-        fits = isinstance(value, (int, float) if self.kind is float else self.kind)
-        fits = fits and (self.kind is bool or not isinstance(value, bool))
-        if not fits or not self._holds(value):
-            raise BadInput(self.flag, f"{shown(value)} is not {self.accepted}")
-
-    def _holds(self, value: Any) -> bool:
-        if self.choices:
-            return value in self.choices
-        above = self.above is None or self.above < value < math.inf
-        return above and (self.least is None or self.least <= value < math.inf)
-
-
-class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Set-up of an engine. Every field has a default that serves; `declared()` describes them.
+class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Set-up of an engine. Every field has a default that serves.
 
     Raises:
         BadInput: a value is not one that its option accepts.
@@ -185,8 +125,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = False
 
     def __post_init__(self) -> None:
-        for name, option in declared().items():
-            option.check(getattr(self, name))
+        Options.__post_init__(self)
         if self.group is not None and self.weights == "stored":
             raise BadInput("--group", f"{self.group} needs --weights int8 or int4; stored weights keep their groups")
 
@@ -194,51 +133,18 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def queue(self) -> QueueBound:
         return QueueBound(requests=self.max_queued, tokens=self.max_queued_tokens)
 
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> EngineOptions:
-        """From keywords that a user gave.
-
-        Raises:
-            BadInput: one is unknown, or its value is not accepted.
-        """
-        for name in values.keys() - declared().keys():
-            raise BadInput(name, f"is not an option of the engine; there are {', '.join(declared())}")
-        return cls(**values)
-
-
-@cache
-def declared() -> dict[str, Option]:
-    """By name, in the order of their declaration."""
-    hints = get_type_hints(EngineOptions, include_extras=True)
-    return {field.name: _option(field, *get_args(hints[field.name])) for field in msgspec.structs.fields(EngineOptions)}
-
-
-def _option(field: msgspec.structs.FieldInfo, kind: Any, declared: Option) -> Option:
-    kinds = get_args(kind) or (kind,)
-    return replace(declared, name=field.name, kind=kinds[0], optional=len(kinds) > 1, default=field.default)
-
 
 def takes_options(init: Callable[..., None]) -> Callable[..., None]:
     """Decorates a method whose `**options` are the engine's: `help` and editors show each. It takes `model` itself."""
     own = [one for one in inspect.signature(init).parameters.values() if one.kind is not one.VAR_KEYWORD]
     made = [
         inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.annotation)
-        for one in declared().values()
+        for one in declared(EngineOptions).values()
         if one.name != "model"
     ]
     init.__signature__ = inspect.Signature([*own, *made])  # type: ignore[attr-defined]
     return init
 
 
-def table() -> str:
-    """The options in Markdown, for the docs."""
-    lines = ["| `LLM(...)` | command line | default | accepts | |", "|---|---|---|---|---|"]
-    for option in declared().values():
-        default = "" if option.default is None else f"`{option.default}`"
-        flag = "`MODEL`" if option.name == "model" else f"`{option.flag}`"
-        lines.append(f"| `{option.name}` | {flag} | {default} | {option.accepted} | {option.help} |")
-    return "\n".join(lines)
-
-
 if __name__ == "__main__":
-    print(table())
+    print(table(EngineOptions, "LLM(...)"))

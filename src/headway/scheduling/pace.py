@@ -40,9 +40,13 @@ class Pace:
         self._prompt_tokens = self._prompt_tokens * fade + sum(chunks)
         self._admitted = self._admitted * fade + flight.admitted
 
-    def seconds_for(self, *, requests: int | None = None, tokens: int | None = None) -> float | None:
-        """How long admitting so many requests, or computing so many prompt tokens, takes while others wait; None if
-        nobody had to wait yet."""
-        done = self._admitted if requests is not None else self._prompt_tokens
-        wanted = requests if requests is not None else tokens
-        return None if not done or wanted is None else wanted * self._seconds / done
+    def seconds_for_requests(self, requests: int, running: int) -> float | None:
+        """How long admitting so many takes while others wait; None if nobody had to wait yet. As long as nobody was
+        admitted, each of the `running` ones is taken to need as long again."""
+        if not self._seconds:
+            return None
+        return requests * self._seconds / (self._admitted if self._admitted > 0.5 else max(running, 1))
+
+    def seconds_for_tokens(self, tokens: int) -> float | None:
+        """How long computing so many prompt tokens takes while others wait; None if nobody had to wait yet."""
+        return tokens * self._seconds / self._prompt_tokens if self._prompt_tokens else None

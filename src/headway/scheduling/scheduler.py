@@ -109,9 +109,9 @@ class Scheduler:
             return 0.0
         tokens = state.waiting_tokens + sum(row.request.todo for row in state.running if row.request.todo > 1)
         if self.blocked in (NO_ROWS, NO_BLOCKS, PREEMPTING, BY_POLICY):
-            wait = self.pace.seconds_for(requests=self.waiting)
+            wait = self.pace.seconds_for_requests(self.waiting, self.running)
         else:
-            wait = self.pace.seconds_for(tokens=tokens)
+            wait = self.pace.seconds_for_tokens(tokens)
         if wait is None and self._model is not None:
             most = min(self.limits.max_tokens_per_step, self._budget.tokens or self.limits.max_tokens_per_step)
             shape = ShapeBuilder(self.limits.windows).with_row(0, most, 1)

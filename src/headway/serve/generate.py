@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from headway.core.errors import HeadwayError
 from headway.engine.messages import Delta
+from headway.serve.admission import retry_after
 from headway.serve.answer import ENTRY_BYTES, Answer, Choice
 from headway.serve.errors import ApiError, from_headway
 from headway.serve.link import EngineLink, Inbox
@@ -87,7 +88,7 @@ class Generation:
             return self._answer.take(outputs)
         except ApiError as error:
             if error.code in ("queue_timeout", "deadline_exceeded"):
-                error.retry_after = self._link.backlog.retry_after()
+                error.retry_after = retry_after(self._link.status.wait)
             raise
 
     async def _whole(self, send: Send) -> None:

@@ -34,6 +34,7 @@ from headway.serve.errors import ApiError
 from headway.serve.limits import BodyBudget, raise_file_limit
 from headway.serve.link import EngineLink
 from headway.serve.metrics import LoopLag, Metrics
+from headway.serve.options import ServeOptions
 from headway.serve.protocol import SWEEP_SECONDS, GuardedProtocol
 from headway.serve.text import Text
 
@@ -50,55 +51,36 @@ def _complain(line: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """Set-up of a server; field names as the command's options.
+class Served:
+    """What a server serves, and where it speaks to its operator.
 
     Attributes:
         model: the name clients use.
-        shutdown_timeout: seconds running requests get after SIGTERM.
-        queue: the bound on what waits.
-        chats: whether the model has a chat template.
-        max_body_mib: most MiB of one request's body.
-        stall_timeout: /health fails when the engine has work and finished no step for so many seconds.
-        cors_origins: of pages that may read answers; "*" = all.
         engine_command: starts the engine process.
         engine_options: one line of JSON for it.
+        queue: the bound on what waits.
         load_text: makes the text side; called in a thread.
+        chats: whether the model has a chat template.
         say, complain: print a line for the operator: how things go, and why the engine is gone.
     """
 
     model: str
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key_file: Path | None = None
-    shutdown_timeout: float = 30.0
-    queue: QueueBound = EngineOptions().queue
-    max_body_mib: float = 8.0
-    stall_timeout: float = 60.0
-    cors_origins: Sequence[str] = ()
     engine_command: Sequence[str] = (sys.executable, "-m", "headway.engine.process")
     engine_options: bytes = b"{}"
+    queue: QueueBound = EngineOptions().queue
     load_text: Callable[[], Text]
     chats: bool = True
     say: Callable[[str], None] = print
     complain: Callable[[str], None] = _complain
 
-    def __post_init__(self) -> None:
-        if self.shutdown_timeout < 0:
-            raise BadInput("--shutdown-timeout", f"{self.shutdown_timeout} is not a number from 0 up")
-        if not 0 < self.max_body_mib <= 1024:
-            raise BadInput("--max-body-mib", f"{self.max_body_mib} is not a number above 0 and up to 1024")
-        if not 0 <= self.port <= 65535:
-            raise BadInput("--port", f"{self.port} is not a port from 0 to 65535")
 
-
-def run(options: ServeOptions) -> int:
+def run(options: ServeOptions, served: Served) -> int:
     """Serve until a signal or the engine's death -> exit code.
 
     Raises:
         BadInput: an option is at fault; nothing was started.
     """
-    keys = Keys(read_keys(options.api_key_file)) if options.api_key_file else Keys()
+    keys = Keys(read_keys(Path(options.api_key_file))) if options.api_key_file else Keys()
     host = options.host[1:-1] if options.host.startswith("[") and options.host.endswith("]") else options.host
     if not host:
         raise BadInput("--host", "it is empty; 0.0.0.0 and :: are all addresses")
@@ -108,7 +90,7 @@ def run(options: ServeOptions) -> int:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # texts are encoded in our own threads, beside a busy engine
     with ExitStack() as closing, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         socks = [closing.enter_context(sock) for sock in _bind(host, options.port)]
-        return runner.run(_Life(options, keys, socks).live())
+        return runner.run(_Life(options, served, keys, socks).live())
 
 
 def _bind(host: str, port: int) -> list[socket.socket]:
@@ -154,19 +136,20 @@ class _Server(uvicorn.Server):
 
 
 class _Life:
-    def __init__(self, options: ServeOptions, keys: Keys, socks: Sequence[socket.socket]) -> None:
+    def __init__(self, options: ServeOptions, served: Served, keys: Keys, socks: Sequence[socket.socket]) -> None:
         self._options = options
+        self._served = served
         self._socks = list(socks)
         self._signals: list[signal.Signals] = []
         self._asked = asyncio.Event()
-        metrics = Metrics(options.model)
+        metrics = Metrics(served.model)
         self._fold = metrics.fold
-        backlog = Backlog(options.queue)
-        self._link = EngineLink(options.engine_command, options.engine_options, backlog, metrics.fold)
+        backlog = Backlog(served.queue)
+        self._link = EngineLink(served.engine_command, served.engine_options, backlog, metrics.fold)
         budget = BodyBudget(int(options.max_body_mib * 2**20))
-        self._api = Api(self._link, metrics, budget, options.model, int(time.time()), options.stall_timeout)
+        self._api = Api(self._link, metrics, budget, served.model, int(time.time()), options.stall_timeout)
         config = uvicorn.Config(
-            Gate(self._api, keys, Cors(options.cors_origins)),
+            Gate(self._api, keys, Cors(options.cors_origin)),
             http=GuardedProtocol,
             ws="none",
             lifespan="off",
@@ -201,13 +184,13 @@ class _Life:
         self._signals.append(number)
         self._asked.set()
         if len(self._signals) > 1:  # now: nothing is waited for, nothing is left behind
-            self._options.say("second signal: stopping at once")
+            self._served.say("second signal: stopping at once")
             self._link.kill()
             self._link.remove_folder()
             os._exit(128 + number)
 
     async def _serve(self) -> int:
-        text = asyncio.create_task(asyncio.to_thread(self._options.load_text))
+        text = asyncio.create_task(asyncio.to_thread(self._served.load_text))
         asked = asyncio.create_task(self._asked.wait())
         settled = asyncio.create_task(self._link.settled())
         await asyncio.wait((settled, asked), return_when=asyncio.FIRST_COMPLETED)
@@ -228,17 +211,17 @@ class _Life:
         assert ready is not None
         host, port = self._socks[0].getsockname()[:2]
         for line in ready.notes:
-            self._options.say(line)
+            self._served.say(line)
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self._options.say(f"serving {self._options.model} at {url}/v1 (context {ready.max_model_len} tokens)")
-        if not self._options.chats:
-            self._options.say("the model has no chat template: it completes texts, and conversations are refused")
-        self._options.say(f"try it: {self._example(url)}")
+        self._served.say(f"serving {self._served.model} at {url}/v1 (context {ready.max_model_len} tokens)")
+        if not self._served.chats:
+            self._served.say("the model has no chat template: it completes texts, and conversations are refused")
+        self._served.say(f"try it: {self._example(url)}")
 
     def _example(self, url: str) -> str:
         """A command that asks this server something, ready to be pasted."""
         path, body = "completions", '{"prompt": "The capital of France is", "max_tokens": 20, "temperature": 0}'
-        if self._options.chats:
+        if self._served.chats:
             path = "chat/completions"
             body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}'
         key = " -H 'authorization: Bearer YOUR_KEY'" if self._options.api_key_file else ""
@@ -250,7 +233,7 @@ class _Life:
         assert failed is not None
         was_open = self._api.phase is Phase.READY
         self._api.phase = Phase.DEAD
-        self._options.complain(f"the engine has stopped: {failed.message}" if was_open else failed.message)
+        self._served.complain(f"the engine has stopped: {failed.message}" if was_open else failed.message)
         if was_open:
             await asyncio.sleep(LINGER_SECONDS)
         return 1 if was_open else failed.exit_code or 1
@@ -260,7 +243,7 @@ class _Life:
         seconds = self._options.shutdown_timeout
         self._api.phase = Phase.DRAINING
         if self._link.active:
-            self._options.say(
+            self._served.say(
                 f"stopping: {self._link.active} requests get up to {seconds:g} s; a second signal stops now"
             )
         end = time.monotonic() + seconds

@@ -165,14 +165,14 @@ class EngineLink:
         if self.dead:
             raise EngineDead("the engine has ended")
         now = time.monotonic()
-        self.backlog.check(inbox.submits, now)
+        self.backlog.check(inbox.submits, self.status.wait)
         if not self._inboxes:
             self.turned = now
         self._open.add(inbox)
         for submit in inbox.submits:
             self._channel.send(submit)
             self._inboxes[submit.id] = inbox
-            self.backlog.add(submit, now)
+            self.backlog.add(submit)
 
     def close(self, inbox: Inbox) -> None:
         """Stop listening; what is unfinished is cancelled. Idempotent."""
@@ -208,7 +208,7 @@ class EngineLink:
         self.turned = time.monotonic()
         self.status = turn.status
         for event in turn.events:
-            self.backlog.fold(event, self.turned)
+            self.backlog.fold(event)
             self._on_event(event)
             inbox = self._inboxes.get(event.id) if isinstance(event, Admitted) else None
             if inbox is not None:

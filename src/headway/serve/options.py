@@ -1,0 +1,37 @@
+"""How a server is set up. Each option is declared once: the command line and the docs follow from here.
+
+python -m headway.serve.options      prints the table of docs/serve.md
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from headway.core.options import Option, Options, table
+from headway.serve.logs import ACCESS, LEVELS
+
+
+class ServeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Set-up of a server; the engine behind it has `EngineOptions`.
+
+    Raises:
+        BadInput: a value is not one that its option accepts.
+    """
+
+    host: Annotated[str, Option("Address to listen on. Other than loopback needs --api-key-file.")] = "127.0.0.1"
+    port: Annotated[int, Option("Port; 0 = a free one.", least=0, most=65535)] = 8000
+    api_key_file: Annotated[str | None, Option("File with the accepted API keys, one a line; default: no key.")] = None
+    served_model_name: Annotated[str | None, Option("Name clients use; default: the model's own.")] = None
+    max_body_mib: Annotated[float, Option("Most MiB of one request.", above=0, most=1024)] = 8.0
+    shutdown_timeout: Annotated[float, Option("Seconds running requests get after SIGTERM.", least=0)] = 30.0
+    stall_timeout: Annotated[float, Option("/health fails when a step takes longer, in seconds.", above=0)] = 60.0
+    cors_origin: Annotated[
+        tuple[str, ...],
+        Option("Origin of pages that may read answers, such as https://app.example; * = all. May be given again."),
+    ] = ()
+    access_log: Annotated[str, Option("A line per request on stderr.", ACCESS)] = "off"
+    log_level: Annotated[str, Option("Least level of what is logged on stderr.", LEVELS)] = "info"
+
+
+if __name__ == "__main__":
+    print(table(ServeOptions))
