@@ -202,8 +202,8 @@ def test_copied_blocks_are_copied_in_every_layer_of_the_group_only() -> None:
 
 def test_what_it_cannot_do_is_refused() -> None:
     backend = ReferenceBackend()
-    with pytest.raises(NotImplementedError, match="latent"):
-        backend.allocate(CacheLayout((KVGroup("latent", (0,), 1, 8, 0),), (4,), SLOTS))
+    with pytest.raises(NotImplementedError, match="state"):
+        backend.allocate(CacheLayout((KVGroup("state", (0,), 1, 8, 0),), (4,), SLOTS))
     step = batch([0])
     with pytest.raises(ValueError, match="adapter"):
         backend.compile(lambda ops: None).run(StepBatch(**{**step.__dict__, "adapter": np.array([1], np.int32)}))

@@ -118,8 +118,8 @@ class OpenModel:
         for role, weight in decoder.weights.items():
             before, part = backend.weight_bytes, decoder.parts[role]
             prepared[role] = backend.prepare(replace(weight, part=part))
-            if weight.origin is not None:
-                weight.origin.forget()
+            for origin in weight.origins:
+                origin.forget()
             taken[part] += backend.weight_bytes - before
             if backend.weight_bytes > room:  # some formats take more room in the form that is computed with
                 raise BadInput(
@@ -173,7 +173,7 @@ def open_model(source: str | Path, progress: Progress | None = None) -> OpenMode
         tokenizer=tokenizer_source(checkpoint, decoder.config.vocab_size),
         sampling=sampling_defaults(checkpoint),
         parameters=sum(math.prod(weight.shape) for weight in weights),
-        weight_bytes=sum(weight.data.nbytes for weight in weights),
+        weight_bytes=sum(weight.bytes for weight in weights),
         formats=dict(Counter(weight.format for weight in weights)),
     )
     return OpenModel(info, checkpoint, decoder)

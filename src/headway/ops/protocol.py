@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headway.ops.weight import Weight
+from headway.ops.routing import ClampedSwiGLU, Routing
+from headway.ops.weight import Stack, Weight
 from headway.sampling.operations import AnyLogits, LogitOps
 from headway.shape.model import KVGroup
 
@@ -45,8 +46,9 @@ class Rope:
 class CacheLayout:
     """The paged cache: per group `blocks` blocks of `block_size` tokens.
 
-    Keys and values of a layer lie as [block][head][slot][width], each in its own array; how numbers lie within a head
-    of a block is the backend's own (the native one interleaves pairs of slots).
+    Keys and values of a layer lie as [block][head][slot][width], each in its own array (of latent attention the vector
+    and the rotary key behind it in one); how numbers lie within a head of a block is the backend's own (the native one
+    interleaves pairs of slots).
     """
 
     groups: tuple[KVGroup, ...]
@@ -153,6 +155,54 @@ class Ops(Protocol):
         """y [T, out] + scale * up @ down @ x [T, in], with the matrices that `slots` holds for the adapter of a token's
         row; tokens without adapter, or of one without matrices here, keep their y. y is the output of `linear` of x,
         and is not used otherwise."""
+
+    def experts(
+        self,
+        x: Tensor,
+        router: Prepared,
+        gate: Prepared,
+        up: Prepared,
+        down: Prepared,
+        routing: Routing,
+        activation: str | ClampedSwiGLU,
+        router_bias: Prepared | None = None,
+        correction: Prepared | None = None,
+        gate_bias: Prepared | None = None,
+        up_bias: Prepared | None = None,
+        down_bias: Prepared | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """The weighted sum of a few gated MLPs, chosen for every row of x [*, d] by its router (+ residual) -> same
+        shape as x.
+
+        router [experts, d] (+ router_bias) makes a number per expert, which `routing` turns into choice and weights;
+        correction [experts] takes part in the choice alone. gate and up are stacks [experts, f, d], down is one of
+        [experts, d, f]; their biases are vectors, expert by expert."""
+        ...
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor, residual: Tensor | None = None) -> Tensor:
+        """sigmoid(gate [*, 1]) * x (+ residual) -> same shape as x: a number per row says how much of it counts."""
+        ...
+
+    def latent_attention(
+        self,
+        q: Tensor,
+        latent: Tensor,
+        norm: Prepared,
+        key_up: Prepared,
+        value_up: Prepared,
+        layer: int,
+        scale: float,
+        rope: Rope,
+        eps: float,
+    ) -> Tensor:
+        """Multi-head latent attention (DeepSeek V2), its cache written first -> [T, heads * v].
+
+        Of latent [T, c + r], the first c numbers, rms-normed, and the last r, rotated, are all that is cached of a
+        token. Of q [T, heads * (n + r)], every head's last r numbers are rotated. A head's key is key_up[head] [c, n]
+        transposed times the cached c, then the cached r; its value is value_up[head] [v, c] times the cached c. Both
+        projections are absorbed into query and result, whatever the number of new tokens: heads attend over the
+        cached numbers themselves."""
         ...
 
     def logit_rows(self, x: Tensor) -> Tensor:
@@ -177,6 +227,11 @@ class Program(Protocol):
     def step_bytes(self, tokens: int, rows: int, logit_rows: int, cached: int, longest: int) -> int:
         """Bytes that a step of such a size takes at most, besides weights and cache: values, scratch of the threads,
         logits. cached: tokens that its rows see, all together; longest: that one sees."""
+        ...
+
+    @property
+    def experts(self) -> tuple[int, ...]:
+        """How many experts the last step's rows were routed to, per `experts` operation; () without any."""
         ...
 
     def run(self, batch: StepBatch) -> AnyLogits:
@@ -208,7 +263,7 @@ class Backend(LogitOps, Protocol):
         """Bytes held by the weights prepared so far."""
         ...
 
-    def prepare(self, weight: Weight) -> Prepared:
+    def prepare(self, weight: Weight | Stack) -> Prepared:
         """Bring a weight into the form this backend computes with. Called once per weight, at load; a tied weight is
         prepared once and used twice."""
         ...

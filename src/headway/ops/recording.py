@@ -17,7 +17,8 @@ import numpy as np
 
 from headway.core.step import TokenLogprobs
 from headway.ops.protocol import AdapterSlots, Backend, CacheLayout, Forward, Ops, Prepared, Program, Rope, Tensor
-from headway.ops.weight import Weight
+from headway.ops.routing import ClampedSwiGLU, Routing
+from headway.ops.weight import Stack, Weight
 from headway.sampling.operations import AnyLogits, Undo
 from headway.sampling.rows import RowState
 from headway.sampling.table import Draws
@@ -88,7 +89,7 @@ class RecordingBackend:
     def held_as(self, format: str, head: bool = False) -> str:
         return self._inner.held_as(format, head)
 
-    def prepare(self, weight: Weight) -> RecordedWeight:
+    def prepare(self, weight: Weight | Stack) -> RecordedWeight:
         return RecordedWeight(weight.shape, self._inner.prepare(weight))
 
     def adapter_slots(self, shape: tuple[int, int], count: int, most_rank: int) -> AdapterSlots:
@@ -226,6 +227,70 @@ class RecordingOps:
         _fit("add_low_rank", x, "tokens", x._width)
         _fit("add_low_rank", y, "tokens", y._width)
         return self._record("tokens", y._width, "add_low_rank", y, x, slots)
+
+    def experts(
+        self,
+        x: Handle,
+        router: RecordedWeight,
+        gate: RecordedWeight,
+        up: RecordedWeight,
+        down: RecordedWeight,
+        routing: Routing,
+        activation: str | ClampedSwiGLU,
+        router_bias: RecordedWeight | None = None,
+        correction: RecordedWeight | None = None,
+        gate_bias: RecordedWeight | None = None,
+        up_bias: RecordedWeight | None = None,
+        down_bias: RecordedWeight | None = None,
+        residual: Handle | None = None,
+    ) -> Handle:
+        count, width, size = gate.shape
+        _fit("experts", x, x._axis, size)
+        if router.shape != (count, size) or up.shape != gate.shape or down.shape != (count, size, width):
+            raise ValueError(f"experts: shapes {router.shape}, {gate.shape}, {up.shape}, {down.shape} do not fit")
+        biases = [(router_bias, count), (correction, count), (gate_bias, count * width), (up_bias, count * width)]
+        for bias, length in [*biases, (down_bias, count * size)]:
+            if bias is not None and bias.shape != (length,):
+                raise ValueError(f"experts: a bias of shape {bias.shape} for {length} numbers")
+        if not routing.active <= routing.kept_groups * (count // routing.groups) or count % routing.groups:
+            raise ValueError(f"experts: {count} experts are too few for {routing}")
+        if residual is not None:
+            _fit("experts' residual", residual, x._axis, size)
+        self._note(x._axis, routing.active * max(width, size))
+        biased = (router_bias, correction, gate_bias, up_bias, down_bias)
+        return self._record(x._axis, size, "experts", x, router, gate, up, down, routing, activation, *biased, residual)
+
+    def sigmoid_gate(self, x: Handle, gate: Handle, residual: Handle | None = None) -> Handle:
+        _fit("sigmoid_gate", gate, x._axis, 1)
+        if residual is not None:
+            _fit("sigmoid_gate's residual", residual, x._axis, x._width)
+        return self._record(x._axis, x._width, "sigmoid_gate", x, gate, residual)
+
+    def latent_attention(
+        self,
+        q: Handle,
+        latent: Handle,
+        norm: RecordedWeight,
+        key_up: RecordedWeight,
+        value_up: RecordedWeight,
+        layer: int,
+        scale: float,
+        rope: Rope,
+        eps: float,
+    ) -> Handle:
+        group = self._layout.groups[self._layout.of_layer(layer)[0]]
+        (heads, rank, plain), (value_heads, width, value_rank) = key_up.shape, value_up.shape
+        if group.kind != "latent" or norm.shape != (rank,) or (value_heads, value_rank) != (heads, rank):
+            raise ValueError(
+                f"latent_attention: {norm.shape}, {key_up.shape}, {value_up.shape} do not fit {group.kind}"
+            )
+        if (group.value_width, group.key_width) != (rank, 2 * len(rope.inv_freq)):
+            raise ValueError(f"latent_attention: {rank} and {2 * len(rope.inv_freq)} numbers are not what is cached")
+        _fit("latent_attention", q, "tokens", heads * (plain + group.key_width))
+        _fit("latent_attention's latent", latent, "tokens", rank + group.key_width)
+        self._note("tokens", heads * (rank + group.key_width))
+        arguments = (q, latent, norm, key_up, value_up, layer, scale, rope, eps)
+        return self._record("tokens", heads * width, "latent_attention", *arguments)
 
     def logit_rows(self, x: Handle) -> Handle:
         _fit("logit_rows", x, "tokens", x._width)

@@ -16,7 +16,8 @@ from headway.core.errors import ModelFileError
 from headway.ops.protocol import AdapterSlots, CacheLayout, Forward, GroupBatch, Program, Rope, StepBatch
 from headway.ops.recording import RecordingOps
 from headway.ops.registry import BackendKind, Setup, register
-from headway.ops.weight import NOT_FINITE, Weight
+from headway.ops.routing import ClampedSwiGLU, Routing, choose
+from headway.ops.weight import NOT_FINITE, Stack, Weight
 from headway.sampling.logits import Logits, summarise
 from headway.sampling.operations import NumpyLogits
 from headway.shape.model import KVGroup, block_bytes
@@ -27,7 +28,8 @@ _BATCHED = 8  # rows with the same number of queries, up to this, are attended t
 
 
 class LayerCache:
-    """Keys and values of one layer, each [block][head][slot][width]."""
+    """Keys and values of one layer, each [block][head][slot][width]. Values of latent attention are a view of the keys'
+    first numbers."""
 
     def __init__(self, group: int, window: int | None, keys: np.ndarray, values: np.ndarray) -> None:
         self.group = group
@@ -75,7 +77,7 @@ class ReferenceBackend(NumpyLogits):
         """Everything is float32."""
         return "f32"
 
-    def prepare(self, weight: Weight) -> np.ndarray:
+    def prepare(self, weight: Weight | Stack) -> np.ndarray:
         """Dequantise to float32 of the same shape. BLAS would copy a misaligned view at every use: copy it once."""
         prepared = np.require(weight.dequantise(), np.float32, ["C", "A"])
         if not np.isfinite(prepared).all():
@@ -86,16 +88,17 @@ class ReferenceBackend(NumpyLogits):
     def allocate(self, layout: CacheLayout) -> None:
         self.caches, self._layout = {}, layout
         for number, (group, blocks) in enumerate(zip(layout.groups, layout.blocks, strict=True)):
-            if group.kind not in ("full", "window"):
+            if group.kind not in ("full", "window", "latent"):
                 raise NotImplementedError(f"the reference backend has no cache of kind {group.kind!r}")
             window = group.window if group.kind == "window" else None
             for layer in group.layers:
-                keys, values = (
-                    np.full((blocks, group.heads, layout.block_size, width), self._fill, np.float32)
-                    if self._fill
-                    else np.zeros((blocks, group.heads, layout.block_size, width), np.float32)
-                    for width in (group.key_width, group.value_width)
-                )
+                if group.kind == "latent":
+                    keys = self._pages(group, blocks, layout, group.value_width + group.key_width)
+                    values = keys[..., : group.value_width]
+                else:
+                    keys, values = (
+                        self._pages(group, blocks, layout, width) for width in (group.key_width, group.value_width)
+                    )
                 self.caches[layer] = LayerCache(number, window, keys, values)
 
     def adapter_slots(self, shape: tuple[int, int], count: int, most_rank: int) -> LowRank:
@@ -109,6 +112,10 @@ class ReferenceBackend(NumpyLogits):
 
     def low_rank_bytes(self, shape: tuple[int, int], rank: int) -> int:
         return 4 * rank * sum(shape)
+
+    def _pages(self, group: KVGroup, blocks: int, layout: CacheLayout, width: int) -> np.ndarray:
+        shape = (blocks, group.heads, layout.block_size, width)
+        return np.full(shape, self._fill, np.float32) if self._fill else np.zeros(shape, np.float32)
 
     def block_bytes(self, group: KVGroup, block_size: int) -> int:
         return int(block_bytes(group, block_size))
@@ -136,6 +143,7 @@ class ReferenceProgram:
         self._backend = backend
         self._forward = forward
         self._layout = layout
+        self.experts: tuple[int, ...] = ()
 
     def step_bytes(self, tokens: int, rows: int, logit_rows: int, cached: int, longest: int) -> int:
         """An operation's inputs, output and temporaries, all as wide as the widest. Attention copies the keys and
@@ -144,7 +152,8 @@ class ReferenceProgram:
         self._forward(ops)
         group = max(self._layout.groups, key=lambda group: group.heads)
         values = ALIVE * (tokens * ops.widths["tokens"] + logit_rows * ops.widths["rows"])
-        heads = ops.widths["tokens"] // group.key_width
+        latent = group.value_width if group.kind == "latent" else 0
+        heads = ops.widths["tokens"] // (group.key_width + latent)
         scores = ALIVE * heads * max(min(tokens, _TILE) * longest, cached)
         return 4 * (values + scores) + 2 * int(block_bytes(group, cached)) // len(group.layers)
 
@@ -153,6 +162,7 @@ class ReferenceProgram:
         logits = self._forward(ops)
         if batch.adapter.any() and not ops.adapts:
             raise ValueError("a row's adapter is none of the program's")
+        self.experts = tuple(ops.touched)
         return summarise(logits)
 
 
@@ -164,6 +174,7 @@ class ReferenceOps:
         self._batch = batch
         self._angles: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by id of a Rope, which outlives the step
         self.adapts = False  # rows may have adapters
+        self.touched: list[int] = []  # experts with rows, per `experts` so far
 
     def embed(self, table: np.ndarray) -> np.ndarray:
         return table[self._batch.ids]
@@ -244,7 +255,7 @@ class ReferenceOps:
         return self.linear(self.gated(x @ gate.T, x @ up.T, activation), down, residual=residual)
 
     def gated(self, gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
-        return ACTIVATIONS[activation](gate) * up
+        return gated(gate, up, activation)
 
     def add_low_rank(self, y: np.ndarray, x: np.ndarray, slots: AdapterSlots) -> np.ndarray:
         assert isinstance(slots, LowRank)
@@ -256,6 +267,65 @@ class ReferenceOps:
                 tokens = np.repeat(batch.adapter == number, np.diff(batch.query_start))
                 y[tokens] += scale * (x[tokens] @ down.T @ up.T)
         return y
+
+    def experts(
+        self,
+        x: np.ndarray,
+        router: np.ndarray,
+        gate: np.ndarray,
+        up: np.ndarray,
+        down: np.ndarray,
+        routing: Routing,
+        activation: str | ClampedSwiGLU,
+        router_bias: np.ndarray | None = None,
+        correction: np.ndarray | None = None,
+        gate_bias: np.ndarray | None = None,
+        up_bias: np.ndarray | None = None,
+        down_bias: np.ndarray | None = None,
+        residual: np.ndarray | None = None,
+    ) -> np.ndarray:
+        chosen, weights = choose(self.linear(x, router, router_bias), routing, correction)
+        out = np.zeros_like(x) if residual is None else residual.copy()
+        touched = np.unique(chosen)
+        self.touched.append(len(touched))
+        of_expert = [None if bias is None else bias.reshape(len(gate), -1) for bias in (gate_bias, up_bias, down_bias)]
+        for expert in touched:
+            rows, ranks = np.nonzero(chosen == expert)
+            biases = [None if bias is None else bias[expert] for bias in of_expert]
+            gates, ups = self.linear(x[rows], gate[expert], biases[0]), self.linear(x[rows], up[expert], biases[1])
+            hidden = gated(gates, ups, activation)
+            out[rows] += self.linear(hidden, down[expert], biases[2]) * weights[rows, ranks, None]
+        return out
+
+    def sigmoid_gate(self, x: np.ndarray, gate: np.ndarray, residual: np.ndarray | None = None) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            out = x / (1 + np.exp(-gate))
+        return out if residual is None else out + residual
+
+    def latent_attention(
+        self,
+        q: np.ndarray,
+        latent: np.ndarray,
+        norm: np.ndarray,
+        key_up: np.ndarray,
+        value_up: np.ndarray,
+        layer: int,
+        scale: float,
+        rope: Rope,
+        eps: float,
+    ) -> np.ndarray:
+        heads, rank, plain = key_up.shape
+        cos, sin = self._cos_sin(rope)
+        vector, turned = self.rms_norm(latent[:, :rank], norm, eps), latent[:, None, rank:]
+        cache = self._caches[layer]
+        block, slot = np.divmod(self._batch.groups[cache.group].slots, cache.keys.shape[2])
+        cache.keys[block, 0, slot, :rank] = vector
+        cache.keys[block, 0, slot, rank:] = rotate(turned, cos, sin, rope.interleaved)[:, 0]
+        q = q.reshape(len(q), heads, -1)
+        absorbed = (q[:, :, None, :plain] @ key_up.swapaxes(1, 2))[:, :, 0]
+        queries = np.concatenate([absorbed, rotate(q[..., plain:], cos, sin, rope.interleaved)], axis=2)
+        attended = self.attention(queries.reshape(len(q), -1), layer, scale)
+        return (attended.reshape(len(q), heads, 1, rank) @ value_up.swapaxes(1, 2)).reshape(len(q), -1)
 
     def logit_rows(self, x: np.ndarray) -> np.ndarray:
         return x[self._batch.logit_index]
@@ -346,6 +416,14 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
 
 
 ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
+
+
+def gated(gate: np.ndarray, up: np.ndarray, activation: str | ClampedSwiGLU) -> np.ndarray:
+    """activation(gate) * up, or what stands for it."""
+    if isinstance(activation, str):
+        return ACTIVATIONS[activation](gate) * up
+    gate, up = np.minimum(gate, activation.limit), np.clip(up, -activation.limit, activation.limit)
+    return silu(activation.alpha * gate) * ((up + 1) / np.float32(activation.alpha))
 
 
 register(

@@ -62,6 +62,16 @@ class Weight:
     origin: Origin | None = None
     part: str = ""
 
+    @property
+    def bytes(self) -> int:
+        """Bytes as stored."""
+        return self.data.nbytes
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """The parts of files that its data lie in."""
+        return () if self.origin is None else (self.origin,)
+
     def first_rows(self, rows: int) -> Weight:
         """Its first `rows` rows, as a view; itself if it has no more."""
         return self if rows >= self.shape[0] else self.rows(0, rows)
@@ -93,6 +103,14 @@ class Weight:
         data = self.data.reshape(rows, columns, FORMATS[self.format].bytes).transpose(1, 0, 2)
         return replace(self, name=f"{self.name}.T", shape=(columns, rows), data=data)
 
+    def members(self) -> tuple[Weight, ...]:
+        """The parts of a weight with one dimension more, as views."""
+        return tuple(replace(self.rows(i, i + 1), shape=self.shape[1:]) for i in range(self.shape[0]))
+
+    def flat(self) -> np.ndarray:
+        """The data as uint8 [bytes], row-major; copied only if they are not."""
+        return np.ascontiguousarray(self.data).reshape(-1)
+
     def dequantise(self) -> np.ndarray:
         """The whole weight as float32 of `shape`. Of an f32 weight this is a view, not a copy."""
         if self.format == "f32":
@@ -109,3 +127,41 @@ class Weight:
             with np.errstate(invalid="ignore"):  # an infinite scale times 0 is NaN, which `prepare` refuses
                 dequantise(READERS[self.format], blocks[part], out[part])
         return out.reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Matrices of one shape and format that play one role together, one per expert or per head.
+
+    Attributes:
+        name: for error messages.
+        matrices: in order.
+        part: as a weight's.
+    """
+
+    name: str
+    matrices: tuple[Weight, ...]
+    part: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(matrices, out, in)."""
+        return (len(self.matrices), *self.matrices[0].shape)
+
+    @property
+    def format(self) -> str:
+        return self.matrices[0].format
+
+    @property
+    def bytes(self) -> int:
+        """Bytes as stored."""
+        return sum(matrix.bytes for matrix in self.matrices)
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """The parts of files that their data are views of, each once."""
+        return tuple({id(origin): origin for matrix in self.matrices for origin in matrix.origins}.values())
+
+    def dequantise(self) -> np.ndarray:
+        """All as float32 [matrices, out, in]."""
+        return np.stack([matrix.dequantise() for matrix in self.matrices])

@@ -127,7 +127,7 @@ def _latent_groups(fields: Fields, size: Dims, layers: tuple[int, ...], kv_bytes
     nope, value = fields.size("qk_nope_head_dim"), fields.size("v_head_dim")
     top = fields.maybe("index_topk")
     latent = KVGroup(
-        "latent", layers, 1, rank + rope, 0, dtype_bytes=kv_bytes, read_limit=top,
+        "latent", layers, 1, rope, rank, dtype_bytes=kv_bytes, read_limit=top,
         decode_flops=2.0 * size.heads * (2 * rank + rope), prefill_flops=2.0 * size.heads * (nope + rope + value),
     )  # fmt: skip
     if top is None:

@@ -111,7 +111,7 @@ def _groups(
         rank, rope = number("attention.kv_lora_rank"), number("rope.dimension_count")
         wide, narrow = number("attention.key_length_mla", head), number("attention.value_length_mla", value)
         return (KVGroup(
-            "latent", every, 1, rank + rope, 0, decode_flops=2.0 * heads * (2 * rank + rope),
+            "latent", every, 1, rope, rank, decode_flops=2.0 * heads * (2 * rank + rope),
             prefill_flops=2.0 * heads * (wide + narrow),
         ),)  # fmt: skip
     flops = 2.0 * heads * (head + value)

@@ -20,7 +20,8 @@ class KVGroup(msgspec.Struct, frozen=True):
             split over GPUs), or "state" (constant size, whatever the length).
         layers: indices of its layers in the model.
         heads: key/value heads per layer; what tensor parallelism can split.
-        key_width, value_width: numbers cached per token, layer and head (kind "state": per sequence, layer and head).
+        key_width, value_width: numbers cached per token, layer and head (kind "state": per sequence, layer and head;
+            kind "latent": of the rotary key d_r, and of the latent vector d_c, which is read as key and as value).
         window: positions kept, for kind "window".
         dtype_bytes: bytes per cached number.
         readers: further layers that read this cache without storing their own (shared KV).

@@ -56,7 +56,7 @@ def unchecked(backend: Backend, x: np.ndarray) -> Any:
     """A prepared float32 matrix that may hold what `prepare` refuses: infinities and NaN."""
     if not isinstance(backend, NativeBackend):
         return x
-    return backend._engine.pack(matrix(x).data, "f32", *x.shape)
+    return backend._engine.pack([matrix(x).data], "f32", *x.shape)
 
 
 def blocks(out: int, inputs: int, format: str, seed: int = 0, spread: tuple[int, int] = (-12, 2)) -> Weight:

@@ -27,7 +27,8 @@ from headway.ops.blocks import READERS
 from headway.ops.native.packed import PackCache
 from headway.ops.protocol import AdapterSlots, CacheLayout, Forward, Prepared, Program, Rope, StepBatch
 from headway.ops.registry import BackendKind, Setup, register
-from headway.ops.weight import GROUPS, NOT_FINITE, READABLE, Weight
+from headway.ops.routing import ClampedSwiGLU, Routing
+from headway.ops.weight import GROUPS, NOT_FINITE, READABLE, Stack, Weight
 from headway.sampling.logits import Logits
 from headway.sampling.operations import NumpyLogits
 from headway.sampling.table import Draws
@@ -134,8 +135,9 @@ class NativeBackend(NumpyLogits):
         target = "int8" if wide else self._weights
         return target, self._group or _TARGETS[target]
 
-    def prepare(self, weight: Weight) -> Prepared:
-        """Pack a matrix for the kernels, on all threads; a vector becomes float32.
+    def prepare(self, weight: Weight | Stack) -> Prepared:
+        """Pack a matrix or a stack of them for the kernels, on all threads; a vector becomes float32, and so does a
+        router, whose rounding would send tokens elsewhere.
 
         Raises:
             ModelFileError: the weight's data do not fit its shape, or hold an infinity or NaN.
@@ -146,8 +148,12 @@ class NativeBackend(NumpyLogits):
                 raise ModelFileError(f"tensor {weight.name}: {NOT_FINITE}")
             self._bytes["fp32"] += vector.nbytes
             return self._module.Vector(vector)
-        target, group = self._target(weight.format, weight.part in _WIDE)
-        cache = self._cache if target and weight.origin is not None else None
+        if weight.part == "router" and isinstance(weight, Weight):
+            weight = Weight(weight.name, weight.shape, "f32", weight.dequantise().view(np.uint8), weight.origin)
+            target, group = "", 0
+        else:
+            target, group = self._target(weight.format, weight.part in _WIDE)
+        cache = self._cache if target and weight.origins else None
         matrix = cache.find(weight, target, group) if cache is not None else None
         if matrix is None:
             matrix = self._pack(weight, target, group)
@@ -156,12 +162,12 @@ class NativeBackend(NumpyLogits):
         self._bytes["int8" if target else FORMATS[weight.format].multiplied_on_cpu] += matrix.nbytes
         return matrix
 
-    def _pack(self, weight: Weight, target: str, group: int) -> Any:
-        if weight.origin is not None:
-            weight.origin.fetch()
-        data = np.ascontiguousarray(weight.data.reshape(-1))
+    def _pack(self, weight: Weight | Stack, target: str, group: int) -> Any:
+        for origin in weight.origins:
+            origin.fetch()
+        data = [matrix.flat() for matrix in (weight.matrices if isinstance(weight, Stack) else (weight,))]
         try:
-            matrix = self._engine.pack(data, weight.format, *weight.shape, target, group)
+            matrix = self._engine.pack(data, weight.format, *weight.shape[-2:], target, group)
         except ValueError as error:
             raise ModelFileError(f"tensor {weight.name}: {error}") from None
         if not matrix.finite:
@@ -190,10 +196,16 @@ class NativeBackend(NumpyLogits):
         self._groups = len(groups)
 
     def _layout_of(self, group: KVGroup, blocks: int) -> Any:
-        if group.kind not in ("full", "window"):
+        if group.kind not in ("full", "window", "latent"):
             raise NotImplementedError(f"the native backend has no cache of kind {group.kind!r}")
         return self._module.GroupLayout(
-            list(group.layers), group.heads, group.key_width, group.value_width, group.window or 0, blocks
+            list(group.layers),
+            group.heads,
+            group.key_width,
+            group.value_width,
+            group.window or 0,
+            blocks,
+            group.kind == "latent",
         )
 
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
@@ -270,6 +282,10 @@ class NativeProgram:
         return Logits(rows, peaks, logsumexp)
 
     @property
+    def experts(self) -> tuple[int, ...]:
+        return tuple(self._program.touched)
+
+    @property
     def seconds(self) -> dict[str, float]:
         return dict(self._program.seconds)
 
@@ -319,6 +335,50 @@ class NativeOps:
 
     def add_low_rank(self, y: Handle, x: Handle, slots: AdapterSlots) -> Handle:
         return Handle(self._program.add_low_rank(y.number, x.number, slots))
+
+    def experts(
+        self,
+        x: Handle,
+        router: Prepared,
+        gate: Prepared,
+        up: Prepared,
+        down: Prepared,
+        routing: Routing,
+        activation: str | ClampedSwiGLU,
+        router_bias: Prepared | None = None,
+        correction: Prepared | None = None,
+        gate_bias: Prepared | None = None,
+        up_bias: Prepared | None = None,
+        down_bias: Prepared | None = None,
+        residual: Handle | None = None,
+    ) -> Handle:
+        clamp = (activation.alpha, activation.limit) if isinstance(activation, ClampedSwiGLU) else (0.0, 0.0)
+        kind = getattr(self._module.Activation, activation if isinstance(activation, str) else "silu")
+        biases = (router_bias, correction, gate_bias, up_bias, down_bias)
+        how = self._module.Routing(**vars(routing))
+        return Handle(
+            self._program.experts(x.number, router, gate, up, down, how, kind, *clamp, *biases, _number(residual))
+        )
+
+    def sigmoid_gate(self, x: Handle, gate: Handle, residual: Handle | None = None) -> Handle:
+        return Handle(self._program.sigmoid_gate(x.number, gate.number, _number(residual)))
+
+    def latent_attention(
+        self,
+        q: Handle,
+        latent: Handle,
+        norm: Prepared,
+        key_up: Prepared,
+        value_up: Prepared,
+        layer: int,
+        scale: float,
+        rope: Rope,
+        eps: float,
+    ) -> Handle:
+        turn = (rope.inv_freq.astype(np.float32).tolist(), rope.interleaved, rope.magnitude)
+        return Handle(
+            self._program.latent_attention(q.number, latent.number, norm, key_up, value_up, layer, scale, *turn, eps)
+        )
 
     def logit_rows(self, x: Handle) -> Handle:
         return Handle(self._program.logit_rows(x.number))

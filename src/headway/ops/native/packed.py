@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from headway.ops.weight import Weight
+from headway.ops.weight import Stack, Weight
 
 logger = logging.getLogger(__name__)
 
@@ -65,15 +65,14 @@ class PackCache:
         self._packing: dict[tuple[str, int], int] = {}
         self.read, self.written = 0, 0
 
-    def find(self, weight: Weight, target: str, group: int) -> Any | None:
+    def find(self, weight: Weight | Stack, target: str, group: int) -> Any | None:
         """The weight's packed matrix, if a sound file of it is there."""
         path, key = self._place(weight, target, group)
         try:
             with path.open("rb") as file:
                 header, offset = _read_header(file, key)
-                matrix = self._engine.read(
-                    file.fileno(), offset, target, group, *weight.shape, header.unit, header.checksum
-                )
+                shape = (1, *weight.shape)[-3:]
+                matrix = self._engine.read(file.fileno(), offset, target, group, *shape, header.unit, header.checksum)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -87,7 +86,7 @@ class PackCache:
         self.read += header.bytes
         return matrix
 
-    def keep(self, weight: Weight, target: str, group: int, matrix: Any) -> None:
+    def keep(self, weight: Weight | Stack, target: str, group: int, matrix: Any) -> None:
         """Write a packed matrix; a disk that refuses it is left alone from then on."""
         if not self._on:
             return
@@ -110,12 +109,13 @@ class PackCache:
             if partial is not None:
                 Path(partial).unlink(missing_ok=True)
 
-    def _place(self, weight: Weight, target: str, group: int) -> tuple[Path, str]:
+    def _place(self, weight: Weight | Stack, target: str, group: int) -> tuple[Path, str]:
         """(file, key) of a weight."""
-        assert weight.origin is not None
-        model = _hash(weight.origin.file_identity(), self._setting)
+        files = dict.fromkeys(origin.file_identity() for origin in weight.origins)
+        model = _hash(*files, self._setting)
         how = (target, group, self._fingerprint(target, group))
-        key = _hash(model, weight.origin.start, weight.name, weight.format, weight.shape, how)
+        starts = [origin.start for origin in weight.origins]
+        key = _hash(model, starts, weight.name, weight.format, weight.shape, how)
         return self._folder / model / f"{key}.packed", key
 
     def _fingerprint(self, target: str, group: int) -> int:
@@ -123,7 +123,7 @@ class PackCache:
         if (target, group) not in self._packing:
             x = np.sin(np.arange(40 * 336, dtype=np.float32))
             x[:336] = 0  # groups of zeros, too
-            matrix = self._engine.pack(x.view(np.uint8), "f32", 40, 336, target, group)
+            matrix = self._engine.pack([x.view(np.uint8)], "f32", 40, 336, target, group)
             self._packing[target, group] = self._engine.checksum(matrix)
         return self._packing[target, group]
 

@@ -52,6 +52,7 @@ struct GateOp : Op {
   int gate, up, out;
   Activation activation;
   const char* name() const override { return "gate_up"; }
+  bool makes_forms() const override { return true; }
   void run(Step& step, Worker& worker) const override;
 };
 

@@ -16,9 +16,10 @@ int positive(int n, const char* what) {
 
 // A layer's cache of a group, without memory.
 Cache cache_of(const GroupLayout& layout, int block_size, bool f32) {
+  positive(layout.key_width, "key_width");
   return {f32, positive(layout.heads, "heads"), (int)round_up(positive(block_size, "block_size"), SLOT_STEP), block_size,
-          (int)round_up(positive(layout.key_width, "key_width"), 2),
-          (int)round_up(positive(layout.value_width, "value_width"), SLOT_STEP), nullptr, nullptr};
+          (int)round_up(layout.query_width(), 2), (int)round_up(positive(layout.value_width, "value_width"), SLOT_STEP),
+          layout.latent, nullptr, nullptr};
 }
 
 }  // namespace

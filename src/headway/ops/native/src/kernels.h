@@ -41,17 +41,18 @@ struct Activations {
 // A layer's keys and values: [block][head] chunks, each holding `slots` tokens (the block's, padded to 16).
 //   bf16: key chunk [key_width/2][slots][2], value chunk [slots/2][value_width][2]
 //   f32:  key chunk [key_width][slots],      value chunk [slots][value_width]
-// Widths are padded: key_width to 2, value_width to 16. Within a chunk, tokens of a pair lie side by side, so that
+// Widths are padded: key_width to 2, value_width to 16. Of latent attention there are key chunks only. Within a chunk, tokens of a pair lie side by side, so that
 // dot-product instructions find their operands without shuffles.
 struct Cache {
   bool f32;
   int heads, slots, block_size;
   int key_width, value_width;  // padded
+  bool latent;                 // the values are the first numbers of the keys, and not kept again
   void* keys;
   void* values;
 
-  size_t key_chunk() const { return (size_t)key_width * slots; }      // elements
-  size_t value_chunk() const { return (size_t)value_width * slots; }  // elements
+  size_t key_chunk() const { return (size_t)key_width * slots; }                    // elements
+  size_t value_chunk() const { return latent ? 0 : (size_t)value_width * slots; }  // elements
 };
 
 // Some key/value heads of one row of the batch: `queries` tokens, `group` query heads for each of them.
@@ -103,6 +104,8 @@ struct Kernels {
   void (*finish)(const float* acc, float unit, const float* bias, const float* residual, int n, float* out);
   // out = activation(gate * gate_unit) * (up * up_unit)
   void (*gate)(Activation kind, const float* gate, float gate_unit, const float* up, float up_unit, int n, float* out);
+  // g = min(gate * gate_unit, limit), u = up * up_unit within [-limit, limit]: out = g * sigmoid(alpha * g) * (u + 1)
+  void (*clamped_gate)(const float* gate, float gate_unit, const float* up, float up_unit, float alpha, float limit, int n, float* out);
   // x = softcap * tanh(x * scale / softcap); softcap 0 = only scale
   void (*cap)(float* x, float scale, float softcap, int n);
 
@@ -136,7 +139,7 @@ HW_INLINE int split_blocks(const Cache& c) { return c.block_size >= SPLIT ? 1 : 
 
 // Bytes of scratch that `attend` needs for `rows` query rows.
 HW_INLINE size_t attend_scratch(const Cache& c, int rows) {
-  return (size_t)rows * split_blocks(c) * c.slots * 6 + 64;
+  return (size_t)rows * split_blocks(c) * c.slots * 6 + 64 + (c.latent ? (size_t)c.value_width * c.slots * 4 + 64 : 0);
 }
 
 // Tables of the instruction sets; call only what the machine supports.

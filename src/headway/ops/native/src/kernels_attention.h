@@ -266,6 +266,30 @@ HW_INLINE void in_chunks(const Attend& t, const Range& range, int end, const voi
   }
 }
 
+// A latent cache's chunk as one of values, which are the first numbers of its keys: pairs of neighbouring numbers become
+// pairs of neighbouring tokens.
+void to_values(const Cache& c, const void* keys, int used, void* values) {
+  if (c.f32) {
+    const float* from = static_cast<const float*>(keys);
+    float* to = static_cast<float*>(values);
+    const int width = (int)least(c.value_width, c.key_width);
+    for (int s = 0; s < used; ++s) {
+      for (int d = 0; d < width; ++d) to[(size_t)s * c.value_width + d] = from[(size_t)d * c.slots + s];
+    }
+    return;
+  }
+  const uint32_t* from = static_cast<const uint32_t*>(keys);
+  uint32_t* to = static_cast<uint32_t*>(values);
+  const int pairs = (int)least(c.value_width, c.key_width) / 2;
+  for (int s = 0; s < used; s += 2, to += c.value_width) {
+    for (int i = 0; i < pairs; ++i) {
+      const uint32_t even = from[(size_t)i * c.slots + s], odd = from[(size_t)i * c.slots + s + 1];
+      to[2 * i] = (even & 0xffff) | odd << 16;
+      to[2 * i + 1] = even >> 16 | (odd & 0xffff0000);
+    }
+  }
+}
+
 template <Form FORM>
 void attend_form(const Attend& t, const void* prepared, int first_block, int last_block, void* scratch, Partial out) {
   const Cache& c = t.cache;
@@ -274,6 +298,7 @@ void attend_form(const Attend& t, const void* prepared, int first_block, int las
   const size_t stride = (size_t)split_blocks(c) * c.slots;
   float* scores = static_cast<float*>(scratch);
   uint16_t* weights = reinterpret_cast<uint16_t*>(scores + (size_t)rows * stride);
+  void* transposed = reinterpret_cast<uint8_t*>(scratch) + round_up((int64_t)(rows * stride * 6), 64);  // of a latent cache
 
   in_chunks(t, range, end, c.keys, c.key_chunk(), [&](int b, int h, const Chunk& chunk) {
     in_row_blocks(per_head, [&](int first, auto count, auto fetch) {
@@ -289,7 +314,12 @@ void attend_form(const Attend& t, const void* prepared, int first_block, int las
     soften<FORM>(t, range, position, scores + r * stride, weights + r * stride, &out.largest[r], &out.total[r]);
   }
   memset(out.values, 0, (size_t)rows * c.value_width * sizeof(float));
-  in_chunks(t, range, end, c.values, c.value_chunk(), [&](int b, int h, const Chunk& chunk) {
+  void* const memory = c.latent ? c.keys : c.values;
+  in_chunks(t, range, end, memory, c.latent ? c.key_chunk() : c.value_chunk(), [&](int b, int h, Chunk chunk) {
+    if (c.latent) {
+      to_values(c, chunk.memory, chunk.used, transposed);
+      chunk = {transposed, chunk.used, 0};
+    }
     in_row_blocks(per_head, [&](int first, auto count, auto fetch) {
       const size_t row = h * per_head + first, at = row * stride + (size_t)(b - range.first_block) * c.slots;
       const void* p = FORM == Form::bf16_dot ? static_cast<const void*>(weights + at) : scores + at;

@@ -176,6 +176,16 @@ void gate(Activation kind, const float* gate, float gate_unit, const float* up, 
   }
 }
 
+void clamped_gate(const float* gate, float gate_unit, const float* up, float up_unit, float alpha, float limit, int n, float* out) {
+  const Simd::F one = Simd::set1(1.0f), most = Simd::set1(limit), least = Simd::set1(-limit), slope = Simd::set1(-alpha);
+  for (int i = 0; i < n; i += Simd::W) {  // constants first: min and max keep a NaN on the right
+    const Simd::F g = Simd::min(most, Simd::mul(load_part(gate + i, n - i), Simd::set1(gate_unit)));
+    const Simd::F u = Simd::max(least, Simd::min(most, Simd::mul(load_part(up + i, n - i), Simd::set1(up_unit))));
+    const Simd::F activated = Simd::div(g, Simd::add(one, exponential(Simd::mul(g, slope))));
+    store_part(out + i, Simd::mul(activated, Simd::add(u, one)), n - i);
+  }
+}
+
 void cap(float* x, float scale, float softcap, int n) {
   const Simd::F by = Simd::set1(softcap > 0 ? scale / softcap : scale), top = Simd::set1(softcap);
   for (int i = 0; i < n; i += Simd::W) {

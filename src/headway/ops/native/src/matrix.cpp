@@ -16,15 +16,15 @@ namespace headway {
 namespace {
 
 struct Source {
-  const uint8_t* data;
+  const std::vector<const uint8_t*>& data;  // of each matrix
   std::string format;
-  int in;
+  int out, in;  // of one
   const BlockFormat* blocks;  // null: 16 or 32-bit numbers
 
   size_t row_bytes() const {
     return blocks ? (size_t)in / blocks->numbers * blocks->bytes : (size_t)in * (format == "f32" ? 4 : 2);
   }
-  const uint8_t* row(int n) const { return data + n * row_bytes(); }
+  const uint8_t* row(int n) const { return data[n / out] + n % out * row_bytes(); }
 
   // Inputs [from, from + count) of a row of a 16 or 32-bit format.
   void part(int n, int from, int count, float* to) const {
@@ -47,6 +47,16 @@ struct Source {
     }
   }
 };
+
+// The rows of a tile, numbered through all matrices.
+struct Lanes {
+  int first, count;
+};
+
+Lanes lanes_of(const Matrix& m, int tile) {
+  const int row = tile % m.tiles() * TILE;
+  return {tile / m.tiles() * m.out + row, std::min(TILE, m.out - row)};
+}
 
 // Codes of up to one group of one output, to where the kernels want them.
 void scatter(const Matrix& m, const uint8_t* codes, int inputs, int lane, uint8_t* to) {
@@ -76,9 +86,10 @@ bool pack_blocks(const Source& source, const Matrix& m, int tile, uint8_t* to) {
   uint8_t codes[LARGEST_BLOCK];
   float scales[MOST_GROUPS], minima[MOST_GROUPS] = {};
   bool finite = true;
+  const Lanes lanes = lanes_of(m, tile);
   for (int b = 0; b < blocks; ++b) {
-    for (int lane = 0; lane < TILE && tile * TILE + lane < m.out; ++lane) {
-      const uint8_t* block = source.row(tile * TILE + lane) + (size_t)b * format.bytes;
+    for (int lane = 0; lane < lanes.count; ++lane) {
+      const uint8_t* block = source.row(lanes.first + lane) + (size_t)b * format.bytes;
       format.scales(block, scales, minima);
       format.codes(block, codes);
       uint8_t* at = to + (size_t)b * groups * bytes;
@@ -141,15 +152,15 @@ void quantise_group(const float* w, int n, int limit, uint8_t* codes, uint16_t* 
 
 bool pack_quantising(const Source& source, const Matrix& m, int tile, uint8_t* to) {
   const int limit = m.storage == Storage::int8 ? 128 : 8;
-  const int lanes = std::min(TILE, m.out - tile * TILE);
+  const Lanes lanes = lanes_of(m, tile);
   const float by = 1 / m.unit;  // exact: a power of two
   float weights[LARGEST_GROUP];
   uint8_t codes[LARGEST_GROUP];
   for (int k = 0; k < m.depth; k += m.group) {
     const int inputs = std::min(m.group, m.depth - k), used = std::min(inputs, m.in - k);
     uint16_t scales[TILE] = {};
-    for (int lane = 0; lane < lanes; ++lane) {
-      source.part(tile * TILE + lane, k, used, weights);
+    for (int lane = 0; lane < lanes.count; ++lane) {
+      source.part(lanes.first + lane, k, used, weights);
       for (int i = 0; i < used; ++i) weights[i] *= by;
       for (int i = used; i < inputs; ++i) weights[i] = 0;
       quantise_group(weights, inputs, limit, codes, &scales[lane]);
@@ -166,8 +177,9 @@ template <class Number>
 bool pack_numbers(const Source& source, const Matrix& m, int tile, Number exponent, uint8_t* to) {
   const size_t pair = m.storage == Storage::bf16 ? 2 : 1;
   bool finite = true;
-  for (int lane = 0; lane < TILE && tile * TILE + lane < m.out; ++lane) {
-    const uint8_t* row = source.row(tile * TILE + lane);
+  const Lanes lanes = lanes_of(m, tile);
+  for (int lane = 0; lane < lanes.count; ++lane) {
+    const uint8_t* row = source.row(lanes.first + lane);
     for (size_t k = 0; k < (size_t)m.in; ++k) {
       Number bits;
       memcpy(&bits, row + k * sizeof bits, sizeof bits);
@@ -276,21 +288,22 @@ bool Matrix::read(int file, size_t offset, uint64_t expected, const ForEach& for
   return whole && sum == expected;
 }
 
-Matrix pack(const uint8_t* data, size_t bytes, const std::string& format, int out, int in, const std::string& target,
+Matrix pack(const std::vector<const uint8_t*>& data, size_t bytes, const std::string& format, int out, int in, const std::string& target,
             int group, const ForEach& for_each) {
-  const Source source{data, format, in, block_format(format)};
-  if (out < 1 || in < 1) throw std::invalid_argument("a weight matrix has at least one row and one column");
+  const Source source{data, format, out, in, block_format(format)};
+  if (data.empty() || out < 1 || in < 1) throw std::invalid_argument("a weight matrix has at least one row and one column");
   if (source.blocks && in % source.blocks->numbers != 0) {
     throw std::invalid_argument("rows of " + format + " must be a multiple of " + std::to_string(source.blocks->numbers) + " long");
   }
   if (bytes != (size_t)out * source.row_bytes()) throw std::invalid_argument("the data's length does not fit its shape");
   const auto unit = [&] {
-    const float most = largest(source, out, for_each);
+    const float most = largest(source, (int)data.size() * out, for_each);
     if (!std::isfinite(most)) throw std::invalid_argument("a weight is infinite or not a number");
     return unit_for(most);
   };
 
   Matrix m;
+  m.count = (int)data.size();
   m.out = out;
   m.in = in;
   auto fill = pack_floats;
@@ -313,7 +326,7 @@ Matrix pack(const uint8_t* data, size_t bytes, const std::string& format, int ou
   }
   m.lay_out();
   std::atomic<bool> finite{true};
-  for_each(m.tiles(), [&](int tile) {
+  for_each(m.count * m.tiles(), [&](int tile) {
     if (!fill(source, m, tile, m.data.as(tile * m.tile_bytes))) finite = false;
   });
   m.finite = finite;
@@ -321,8 +334,8 @@ Matrix pack(const uint8_t* data, size_t bytes, const std::string& format, int ou
 }
 
 void Matrix::unpack_row(int n, float* row) const {
-  const uint8_t* p = tile(n / TILE);
-  const int lane = n % TILE;
+  const uint8_t* p = tile(n / out * tiles() + n % out / TILE);
+  const int lane = n % out % TILE;
   if (!quantised()) {
     for (int k = 0; k < in; ++k) {
       if (storage == Storage::f32) {

@@ -16,6 +16,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "common.h"
 
@@ -26,10 +27,12 @@ enum class Storage { f32, f16, bf16, int8, int4 };
 // Runs body(i) for i in [0, n), possibly on several threads.
 using ForEach = std::function<void(int n, const std::function<void(int)>& body)>;
 
+// Several matrices of one shape, of experts or of heads, may lie one after another; each begins with a tile of its own.
 struct Matrix {
   Storage storage;
   bool has_min = false;
-  int out, in;
+  int count = 1;
+  int out, in;         // of one
   int group = 0;   // inputs per scale; 16, 32, 64 or 128
   int depth;       // in, padded
   float unit = 1;
@@ -38,10 +41,10 @@ struct Matrix {
   Buffer data;
 
   bool quantised() const { return storage == Storage::int8 || storage == Storage::int4; }
-  int tiles() const { return (int)ceil_div(out, TILE); }
+  int tiles() const { return (int)ceil_div(out, TILE); }  // of one
   int zero() const { return has_min ? 0 : storage == Storage::int8 ? 128 : 8; }
   const uint8_t* tile(int t) const { return data.as(t * tile_bytes); }
-  size_t bytes() const { return (size_t)tiles() * tile_bytes; }
+  size_t bytes() const { return (size_t)count * tiles() * tile_bytes; }
 
   // Find depth and tile_bytes, and take memory for the data.
   void lay_out();
@@ -50,7 +53,7 @@ struct Matrix {
   // Fill the data from an open file, in parallel; false if it is too short or its checksum another.
   bool read(int file, size_t offset, uint64_t expected, const ForEach& for_each);
 
-  // Row n as floats [in]: an embedding look-up, and the oracle of the packing tests.
+  // Row n, of all matrices' rows, as floats [in]: an embedding look-up, and the oracle of the packing tests.
   void unpack_row(int n, float* row) const;
 };
 
@@ -59,10 +62,11 @@ HW_INLINE size_t group_bytes(const Matrix& m, int inputs) {
   return (m.has_min ? 4 : 2) * TILE + (size_t)inputs * TILE / (m.storage == Storage::int8 ? 1 : 2);
 }
 
-// Pack a weight as stored in the file. source: "f32", "f16", "bf16" or a block format, `bytes` long.
+// Pack matrices of one shape as stored in the file, one at each of `data`. source: "f32", "f16", "bf16" or a block format.
+// bytes: of each.
 // target: "" keeps the stored precision, "int8" and "int4" quantise 16 and 32-bit weights in groups of `group`.
 // Throws std::invalid_argument, also where a weight to be scaled is not finite.
-Matrix pack(const uint8_t* data, size_t bytes, const std::string& source, int out, int in, const std::string& target,
+Matrix pack(const std::vector<const uint8_t*>& data, size_t bytes, const std::string& source, int out, int in, const std::string& target,
             int group, const ForEach& for_each);
 
 }  // namespace headway

@@ -13,7 +13,7 @@
 #include <stdexcept>
 
 #include "adapter.h"
-#include "program.h"
+#include "ops_experts.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -24,19 +24,25 @@ namespace {
 template <class T, int N>
 using Array = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 
-Weights pack_matrix(Engine& engine, Array<uint8_t, 1> data, const std::string& format, int out, int in, const std::string& target,
-                    int group) {
+Weights pack_matrices(Engine& engine, const std::vector<Array<uint8_t, 1>>& data, const std::string& format, int out, int in,
+                      const std::string& target, int group) {
+  std::vector<const uint8_t*> each;
+  for (const auto& matrix : data) {
+    if (matrix.size() != data[0].size()) throw std::invalid_argument("the matrices of a stack differ in length");
+    each.push_back(matrix.data());
+  }
   nb::gil_scoped_release release;
-  return std::make_shared<Matrix>(pack(data.data(), data.size(), format, out, in, target, group, engine.for_each()));
+  return std::make_shared<Matrix>(pack(each, data.empty() ? 0 : data[0].size(), format, out, in, target, group, engine.for_each()));
 }
 
 // What was packed before, from a file at `offset`; none if it is damaged. Only weights that were quantised at load.
-Weights read_matrix(Engine& engine, int file, size_t offset, const std::string& target, int group, int out, int in, float unit,
-                    uint64_t checksum) {
+Weights read_matrix(Engine& engine, int file, size_t offset, const std::string& target, int group, int count, int out, int in,
+                    float unit, uint64_t checksum) {
   nb::gil_scoped_release release;
   auto m = std::make_shared<Matrix>();
   m->storage = target == "int8" ? Storage::int8 : Storage::int4;
   m->group = group;
+  m->count = count;
   m->out = out;
   m->in = in;
   m->unit = unit;
@@ -55,10 +61,11 @@ nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>> data_of(nb::object self) {
 }
 
 nb::ndarray<nb::numpy, float, nb::ndim<2>> unpack(const Matrix& m) {
-  auto* floats = new std::vector<float>((size_t)m.out * m.in);
+  const int rows = m.count * m.out;
+  auto* floats = new std::vector<float>((size_t)rows * m.in);
   nb::capsule owner(floats, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
-  for (int n = 0; n < m.out; ++n) m.unpack_row(n, floats->data() + (size_t)n * m.in);
-  return {floats->data(), {(size_t)m.out, (size_t)m.in}, owner};
+  for (int n = 0; n < rows; ++n) m.unpack_row(n, floats->data() + (size_t)n * m.in);
+  return {floats->data(), {(size_t)rows, (size_t)m.in}, owner};
 }
 
 template <class T, int N>
@@ -167,15 +174,15 @@ NB_MODULE(_native, m) {
       .def_prop_ro("shape", [](const DenseVector& v) { return nb::make_tuple(v.width()); });
 
   nb::class_<GroupLayout>(m, "GroupLayout")
-      .def(nb::init<std::vector<int>, int, int, int, int, int>(), "layers"_a, "heads"_a, "key_width"_a, "value_width"_a,
-           "window"_a, "blocks"_a);
+      .def(nb::init<std::vector<int>, int, int, int, int, int, bool>(), "layers"_a, "heads"_a, "key_width"_a, "value_width"_a,
+           "window"_a, "blocks"_a, "latent"_a = false);
 
   nb::class_<Engine>(m, "Engine")
       .def(nb::init<int, std::string, bool>(), "threads"_a, "kernels"_a = "", "f32_cache"_a = false)
       .def_prop_ro("kernels", [](const Engine& e) { return e.kernels.name; })
       .def_prop_ro("threads", [](const Engine& e) { return e.team.threads(); })
-      .def("pack", &pack_matrix, "data"_a, "format"_a, "out"_a, "in"_a, "target"_a = "", "group"_a = 0)
-      .def("read", &read_matrix, "file"_a, "offset"_a, "target"_a, "group"_a, "out"_a, "in"_a, "unit"_a, "checksum"_a)
+      .def("pack", &pack_matrices, "data"_a, "format"_a, "out"_a, "in"_a, "target"_a = "", "group"_a = 0)
+      .def("read", &read_matrix, "file"_a, "offset"_a, "target"_a, "group"_a, "count"_a, "out"_a, "in"_a, "unit"_a, "checksum"_a)
       .def("checksum", &checksum, "matrix"_a)
       .def("allocate", &Engine::allocate, "groups"_a, "block_size"_a)
       .def("block_bytes", &Engine::block_bytes, "group"_a, "block_size"_a)
@@ -191,6 +198,10 @@ NB_MODULE(_native, m) {
       .def("put", &AdapterSlots::put)
       .def("clear", &AdapterSlots::clear);
 
+  nb::class_<Routing>(m, "Routing")
+      .def(nb::init<int, bool, bool, float, int, int, int>(), "active"_a, "sigmoid"_a, "renormalise"_a, "scale"_a, "groups"_a,
+           "kept_groups"_a, "merit"_a);
+
   nb::class_<Program>(m, "Program")
       .def(nb::init<std::shared_ptr<Engine>>())
       .def("embed", &Program::embed)
@@ -201,10 +212,29 @@ NB_MODULE(_native, m) {
       .def("gated_mlp", &Program::gated_mlp)
       .def("add_low_rank", &Program::add_low_rank)
       .def("gated", &Program::gated)
+      .def(
+          "experts",
+          [](Program& program, int x, Weights router, Weights gate, Weights up, Weights down, const Routing& routing,
+             Activation activation, float alpha, float limit, Vector router_bias, Vector correction, Vector gate_bias,
+             Vector up_bias, Vector down_bias, int residual) {
+            return program.experts(x, router, gate, up, down, routing, activation, alpha, limit,
+                                   {router_bias, correction, gate_bias, up_bias, down_bias}, residual);
+          },
+          "x"_a, "router"_a, "gate"_a, "up"_a, "down"_a, "routing"_a, "activation"_a, "alpha"_a, "limit"_a,
+          "router_bias"_a.none(), "correction"_a.none(), "gate_bias"_a.none(), "up_bias"_a.none(), "down_bias"_a.none(),
+          "residual"_a)
+      .def("sigmoid_gate", &Program::sigmoid_gate)
+      .def("latent_attention",
+           [](Program& program, int q, int latent, Vector norm, Weights key_up, Weights value_up, int layer, float scale,
+              std::vector<float> inv_freq, bool interleaved, float magnitude, float eps) {
+             return program.latent_attention(q, latent, norm, key_up, value_up, layer, scale,
+                                             {std::move(inv_freq), interleaved, magnitude}, eps);
+           })
       .def("logit_rows", &Program::logit_rows)
       .def("logits", &Program::logits)
       .def("finish", &Program::finish)
       .def("step_bytes", &Program::step_bytes, "tokens"_a, "rows"_a, "logit_rows"_a, "cached"_a)
       .def("run", &run)
+      .def_prop_ro("touched", &Program::touched)
       .def_prop_ro("seconds", &Program::seconds);
 }

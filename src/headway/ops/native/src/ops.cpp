@@ -140,12 +140,13 @@ void rotate_pairs(const float* __restrict x, const float* __restrict angles, int
   }
 }
 
+}  // namespace
+
 void rotate(const float* x, const float* angles, int pairs, bool interleaved, int width, float* out) {
   (interleaved ? rotate_pairs<true> : rotate_pairs<false>)(x, angles, pairs, out);
   for (int i = 2 * pairs; i < width; ++i) out[i] = x[i];
 }
 
-// One head's key and value to their slot of a chunk (see Cache).
 void write_key(const Cache& c, size_t chunk, int slot, const float* key, int width) {
   if (c.f32) {
     float* to = static_cast<float*>(c.keys) + chunk * c.key_chunk() + slot;
@@ -158,6 +159,8 @@ void write_key(const Cache& c, size_t chunk, int slot, const float* key, int wid
     to[(size_t)(d / 2) * c.slots] = float_to_bf16(key[d]) | odd << 16;
   }
 }
+
+namespace {
 
 void write_value(const Cache& c, size_t chunk, int slot, const float* value, int width) {
   if (c.f32) {

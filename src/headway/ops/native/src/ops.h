@@ -9,6 +9,11 @@ constexpr int ROWS_AT_ONCE = 256;  // token rows of one linear task: their activ
 // Bytes of a worker's scratch that the operations other than attention need at most.
 constexpr size_t LINEAR_SCRATCH = (2 * ROWS_AT_ONCE + 1) * LARGEST_GROUP * sizeof(float);
 
+// The first 2 * pairs numbers of a head turned by a row of AnglesOp's table, the rest copied.
+void rotate(const float* x, const float* angles, int pairs, bool interleaved, int width, float* out);
+// One head's key to its slot of a chunk (see Cache).
+void write_key(const Cache& c, size_t chunk, int slot, const float* key, int width);
+
 struct EmbedOp : Op {
   Weights table;
   int out;
@@ -22,6 +27,7 @@ struct NormOp : Op {
   Vector weight;
   float eps;
   const char* name() const override { return "norm"; }
+  bool makes_forms() const override { return true; }
   void run(Step& step, Worker& worker) const override;
 };
 
@@ -58,6 +64,7 @@ struct GateUpOp : Op {
   Weights gate, up;
   Activation activation;
   const char* name() const override { return "gate_up"; }
+  bool makes_forms() const override { return true; }
   std::pair<const uint8_t*, size_t> first_read(int worker, int threads, int rows) const override;
   int input() const override { return x; }
   void run(Step& step, Worker& worker) const override;

@@ -113,7 +113,7 @@ void AttentionOp::run(Step& step, Worker& worker) const {
   const Cache& cache = cached.caches[index];
   const AttentionPlan& plan = step.attention[number];
   const BatchView::Group& batch = step.batch.groups[number];
-  const int width = cached.layout.key_width, out_width = cached.layout.value_width, window = cached.layout.window;
+  const int width = cached.layout.query_width(), out_width = cached.layout.value_width, window = cached.layout.window;
   const int group = step.values[q].width / width / cache.heads, blocks = split_blocks(cache);
   const size_t q_stride = step.values[q].width, out_stride = step.values[out].width;
   const float* queries = step.floats(q);

@@ -5,22 +5,12 @@
 #include <stdexcept>
 
 #include "adapter.h"
-#include "ops.h"
+#include "ops_experts.h"
 
 namespace headway {
 
-namespace {
-
-[[noreturn]] void misfit(const std::string& what) { throw std::invalid_argument(what); }
-
-void need(bool fits, const char* what) {
-  if (!fits) misfit(what);
-}
-
-}  // namespace
-
-// Elements from row to row; no multiple of a power of two, else rows would share cache sets.
-size_t stride_of(int width) { return round_up(width, LARGEST_GROUP) + 64; }
+Program::Program(std::shared_ptr<Engine> engine) : engine_(std::move(engine)), slots_(std::make_unique<Routed>()) {}
+Program::~Program() = default;
 
 template <class Self, class Each>
 void RowBuffer::each(Self& self, int rows, Each&& each) {
@@ -82,9 +72,10 @@ void Step::convert(int value, int row, const float* x, int begin, int end, unsig
 
 // ---- building
 
-int Program::make(bool per_token, int width) {
+int Program::make(bool per_token, int width, int times) {
   Value value;
   value.per_token = per_token;
+  value.times = times;
   value.width = width;
   value.producer = (int)ops_.size();
   values_.push_back(value);
@@ -109,10 +100,8 @@ void Program::use(int number, unsigned forms) {
   const unsigned missing = forms & ~value.forms;
   if (!missing) return;
   const Op* producer = ops_.at(value.producer).get();
-  const bool gates = dynamic_cast<const GateUpOp*>(producer) || dynamic_cast<const GateOp*>(producer);
-  const bool makes_forms = gates || dynamic_cast<const NormOp*>(producer);
   value.forms |= missing;
-  if (makes_forms || missing == FLOATS) return;
+  if (producer->makes_forms() || missing == FLOATS) return;
   value.forms |= FLOATS;
   auto op = std::make_unique<ConvertOp>();
   op->x = number;
@@ -197,6 +186,21 @@ int Program::gated_mlp(int x, Weights gate, Weights up, Weights down, Activation
   return add_linear(hidden, down, nullptr, residual, 0, 0);
 }
 
+int Program::add_angles(const std::vector<float>& inv_freq, float magnitude) {
+  for (int value : ropes_) {
+    const auto* made = dynamic_cast<const AnglesOp*>(ops_[values_[value].producer].get());
+    if (made->inv_freq == inv_freq && made->magnitude == magnitude) return value;
+  }
+  auto op = std::make_unique<AnglesOp>();
+  op->inv_freq = inv_freq;
+  op->magnitude = magnitude;
+  const int angles = op->out = make(true, 2 * (int)inv_freq.size());
+  values_[angles].forms = FLOATS;
+  push(std::move(op), {});
+  ropes_.push_back(angles);
+  return angles;
+}
+
 int Program::rope_and_cache(int q, int k, int v, int layer, const std::vector<float>& inv_freq, bool interleaved, float magnitude) {
   const CacheGroup& group = engine_->groups[engine_->find(layer).first];
   const GroupLayout& layout = group.layout;
@@ -208,20 +212,7 @@ int Program::rope_and_cache(int q, int k, int v, int layer, const std::vector<fl
   need(values_[v].width == layout.heads * layout.value_width, "rope_and_cache: v is not as wide as the cache's values");
   need(values_[q].width % (layout.heads * layout.key_width) == 0, "rope_and_cache: q is not a whole number of heads per group");
   need(2 * (int)inv_freq.size() <= layout.key_width, "rope_and_cache: more rotary pairs than a head has");
-  int angles = -1;
-  for (int value : ropes_) {
-    const auto* made = dynamic_cast<const AnglesOp*>(ops_[values_[value].producer].get());
-    if (made->inv_freq == inv_freq && made->magnitude == magnitude) angles = value;
-  }
-  if (angles < 0) {
-    auto op = std::make_unique<AnglesOp>();
-    op->inv_freq = inv_freq;
-    op->magnitude = magnitude;
-    angles = op->out = make(true, 2 * (int)inv_freq.size());
-    values_[angles].forms = FLOATS;
-    push(std::move(op), {});
-    ropes_.push_back(angles);
-  }
+  const int angles = add_angles(inv_freq, magnitude);
   auto op = std::make_unique<RopeOp>();
   op->q = q;
   op->k = k;
@@ -238,14 +229,14 @@ int Program::rope_and_cache(int q, int k, int v, int layer, const std::vector<fl
 int Program::attention(int q, int layer, float scale, float softcap) {
   const GroupLayout& layout = engine_->groups[engine_->find(layer).first].layout;
   need(values_.at(q).per_token, "attention: the queries must have a row per token");
-  need(values_[q].width % (layout.heads * layout.key_width) == 0, "attention: q is not a whole number of heads per group");
+  need(values_[q].width % (layout.heads * layout.query_width()) == 0, "attention: q is not a whole number of heads per group");
   use(q, FLOATS);
   auto op = std::make_unique<AttentionOp>();
   op->q = q;
   op->layer = layer;
   op->scale = scale;
   op->softcap = softcap;
-  const int out = op->out = make(true, values_[q].width / layout.key_width * layout.value_width);
+  const int out = op->out = make(true, values_[q].width / layout.query_width() * layout.value_width);
   values_[out].forms = FLOATS;
   push(std::move(op), {q});
   return out;
@@ -353,7 +344,7 @@ int Program::query_heads_per_kv(size_t group) const {
   for (const auto& op : ops_) {
     const auto* attention = dynamic_cast<const AttentionOp*>(op.get());
     if (!attention || engine_->find(attention->layer).first != (int)group) continue;
-    per_head = std::max(per_head, values_[attention->q].width / layout.key_width / layout.heads);
+    per_head = std::max(per_head, values_[attention->q].width / layout.query_width() / layout.heads);
   }
   return per_head;
 }
@@ -363,7 +354,7 @@ size_t Program::step_bytes(int tokens, int rows, int logit_rows, int64_t cached)
   std::vector<int> most(buffers_.size(), 0);
   size_t scratch = LINEAR_SCRATCH, partials = 0;
   for (const Value& value : values_) {
-    most[value.buffer] = std::max(most[value.buffer], value.per_token ? tokens : logit_rows);
+    most[value.buffer] = std::max(most[value.buffer], value.times * (value.per_token ? tokens : logit_rows));
     scratch = std::max(scratch, value.width * sizeof(float));
   }
   size_t all = LogitSummary::bytes(logit_rows, result_width());
@@ -375,17 +366,21 @@ size_t Program::step_bytes(int tokens, int rows, int logit_rows, int64_t cached)
     scratch = std::max(scratch, attention_scratch(cache, most_query_rows(cache, per_head, tokens)));
     partials = std::max(partials, ranges * cache.heads * partial_floats(cache, per_head) * sizeof(float));
   }
-  all += scratch * engine_->team.threads() + partials + low_rank_floats(tokens) * sizeof(float);
+  for (const auto& op : ops_) scratch = std::max(scratch, op->scratch(std::max(tokens, logit_rows)));
+  size_t slots = 0;
+  for (const Router& router : routed_) slots = std::max(slots, (size_t)std::max(tokens, logit_rows) * router.active);
+  all += scratch * engine_->team.threads() + partials + low_rank_floats(tokens) * sizeof(float) + Routed::bytes((int)slots);
   return all + all / 4;  // `Buffer::grow` takes more than it was asked for
 }
 
 LogitRows Program::run(const BatchView& batch) {
   check(batch);
-  for (const Value& value : values_) buffers_[value.buffer].fit(value.per_token ? batch.tokens : batch.logit_rows);
-
+  touched_.assign(routed_.size(), 0);
+  Step step{*engine_, batch, values_, buffers_, {}, nullptr, partials_, summary_, low_rank_, adapter_runs(batch),
+            slots_.get(), touched_.data()};
+  for (size_t i = 0; i < values_.size(); ++i) buffers_[values_[i].buffer].fit(step.rows((int)i));
   summary_.fit(batch.logit_rows, result_width());
-
-  Step step{*engine_, batch, values_, buffers_, {}, nullptr, partials_, summary_, low_rank_, adapter_runs(batch)};
+  for (const Router& router : routed_) slots_->fit(step.rows(router.numbers) * router.active);
   if (!step.adapter_runs.empty()) low_rank_.grow(low_rank_floats(batch.tokens) * sizeof(float));
   size_t counters = 0, partials = 0;
   for (size_t g = 0; g < engine_->groups.size(); ++g) {

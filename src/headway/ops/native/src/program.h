@@ -7,6 +7,7 @@
 
 #include <iterator>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,9 @@ struct GroupLayout {
   int heads, key_width, value_width;
   int window;  // 0 = none
   int blocks;
+  bool latent;  // keys are a latent vector as wide as values, which also is the value, and a rotary part of key_width
+
+  int query_width() const { return latent ? value_width + key_width : key_width; }
 };
 
 struct CacheGroup {
@@ -79,6 +83,7 @@ HW_INLINE unsigned integers(int group) { return group / 4; }
 
 struct Value {
   bool per_token;  // else per logit row
+  int times;       // rows for each of those
   int width;
   unsigned forms = 0;
   int buffer = -1;
@@ -134,6 +139,8 @@ struct Op {
   // What this operation will read first on a worker, given how many rows it has; (null, 0) if that is not much.
   virtual std::pair<const uint8_t*, size_t> first_read(int /*worker*/, int /*threads*/, int /*rows*/) const { return {nullptr, 0}; }
   virtual int input() const { return -1; }  // the value whose rows it computes with
+  virtual bool makes_forms() const { return false; }  // its output's rows in any form, not as floats only
+  virtual size_t scratch(int /*rows*/) const { return 0; }  // bytes per worker, beyond LINEAR_SCRATCH and a row
 };
 
 // Memory of one value's rows, in all the forms that a value which lies there is wanted in.
@@ -163,6 +170,9 @@ struct LogitSummary {
   void add(const Kernels& kernels, int row, int column, const float* logits, int n);
 };
 
+struct Routed;
+struct Routing;
+
 struct Step {
   Engine& engine;
   const BatchView& batch;
@@ -174,8 +184,10 @@ struct Step {
   LogitSummary& summary;
   Buffer& low_rank;
   std::vector<AdapterRun> adapter_runs;
+  Routed* routed;  // of the last router
+  int* touched;    // experts with rows, per router
 
-  int rows(int value) const { return values[value].per_token ? batch.tokens : batch.logit_rows; }
+  int rows(int value) const { return values[value].times * (values[value].per_token ? batch.tokens : batch.logit_rows); }
   float* floats(int value) const { return buffers[values[value].buffer].floats.as<float>(); }
   Activations activations(int value, int group = 0) const;  // group: of the integer form; 0 = none
   // Make the other forms of inputs [begin, end) of a row out of floats x, which start at begin (multiple of 128).
@@ -208,9 +220,20 @@ struct DenseVector {  // of a norm or a bias
 using Vector = std::shared_ptr<const DenseVector>;
 class AdapterSlots;
 
+struct ExpertBiases {  // each may be null; of gate, up and down expert by expert
+  Vector router, correction, gate, up, down;
+};
+
+struct RopeTable {
+  std::vector<float> inv_freq;
+  bool interleaved;
+  float magnitude;
+};
+
 class Program {
  public:
-  explicit Program(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
+  explicit Program(std::shared_ptr<Engine> engine);
+  ~Program();
 
   // Building. Each returns the number of the value it makes; widths are checked. Throw std::invalid_argument.
   int embed(Weights table);
@@ -222,6 +245,11 @@ class Program {
   // y, the output of a linear layer of x, with what the rows' adapters add.
   int add_low_rank(int y, int x, std::shared_ptr<const AdapterSlots> slots);
   int gated(int gate, int up, Activation activation);
+  int experts(int x, Weights router, Weights gate, Weights up, Weights down, const Routing& routing, Activation activation,
+              float alpha, float limit, const ExpertBiases& biases, int residual);
+  int sigmoid_gate(int x, int gate, int residual);
+  int latent_attention(int q, int latent, Vector norm, Weights key_up, Weights value_up, int layer, float scale,
+                       const RopeTable& rope, float eps);
   int logit_rows(int x);
   int logits(int x, Weights head, float scale, float softcap);
   void finish(int result);
@@ -234,13 +262,17 @@ class Program {
   int value_width(int value) const { return values_.at(value).width; }
   // Seconds of the last step by kind of operation, as the first thread saw them.
   const std::vector<std::pair<std::string, double>>& seconds() const { return seconds_; }
+  // Experts that the last step's rows went to, per router.
+  const std::vector<int>& touched() const { return touched_; }
 
  private:
-  int make(bool per_token, int width);
+  int make(bool per_token, int width, int times = 1);
   void push(std::unique_ptr<Op> op, std::vector<int> uses);
   void use(int value, unsigned forms);
   unsigned wanted(const Matrix& m) const;
   int add_linear(int x, Weights weight, Vector bias, int residual, float scale, float softcap);
+  int add_angles(const std::vector<float>& inv_freq, float magnitude);
+  void add_head_linear(int x, Weights weights, int out);
   void check(const BatchView& batch) const;
   int query_heads_per_kv(size_t group) const;
   size_t low_rank_floats(int tokens) const;
@@ -251,6 +283,12 @@ class Program {
   std::vector<std::unique_ptr<Op>> ops_;
   std::vector<RowBuffer> buffers_;
   std::vector<int> ropes_;      // value of each rope's table, in order of their first use
+  struct Router {
+    int numbers, active;  // value; experts per row
+  };
+  std::vector<Router> routed_;
+  std::unique_ptr<Routed> slots_;
+  std::vector<int> touched_;
   int vocab_ = 0;
   int result_ = -1;
   std::vector<Buffer> scratch_;  // per worker
@@ -265,6 +303,13 @@ class Program {
 HW_INLINE size_t partial_floats(const Cache& cache, int rows) {
   return (size_t)(round_up(2 * rows, 16) + (int64_t)rows * cache.value_width);
 }
+
+inline void need(bool fits, const char* what) {
+  if (!fits) throw std::invalid_argument(what);
+}
+
+// Elements from row to row; no multiple of a power of two, else rows would share cache sets.
+HW_INLINE size_t stride_of(int width) { return round_up(width, LARGEST_GROUP) + 64; }
 
 // Bytes of a worker's scratch for an item of `rows` query rows, and the most such rows that an item of a step has.
 size_t attention_scratch(const Cache& cache, int rows);
