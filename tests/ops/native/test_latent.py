@@ -24,7 +24,7 @@ class Attention:
     """One layer over a table of made-up queries and latents; a token's id is its row."""
 
     def __init__(self, backend: Backend, format: str = "f32", interleaved: bool = True) -> None:
-        turn = Rope(np.float32(100.0) ** -(np.arange(TURNED // 2, dtype=np.float32) / 4), interleaved, 1.1)
+        turn = Rope(tuple(100.0 ** (-pair / 4) for pair in range(TURNED // 2)), interleaved, 1.1)
         wide = HEADS * (PLAIN + TURNED)
         q, latent = (random(TOKENS, n, seed=n) for n in (wide, RANK + TURNED))
         table = backend.prepare(matrix(np.concatenate([q, latent], axis=1)))

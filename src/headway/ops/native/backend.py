@@ -375,7 +375,7 @@ class NativeOps:
         rope: Rope,
         eps: float,
     ) -> Handle:
-        turn = (rope.inv_freq.astype(np.float32).tolist(), rope.interleaved, rope.magnitude)
+        turn = (rope.inv_freq, rope.interleaved, rope.magnitude)
         return Handle(
             self._program.latent_attention(q.number, latent.number, norm, key_up, value_up, layer, scale, *turn, eps)
         )
