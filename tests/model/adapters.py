@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
+
+from tests.adapter_files import PREFIX, write_config
 
 ALL = (
     "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj",
@@ -46,21 +47,11 @@ def merged(model: PreTrainedModel, pairs: Pairs, scale: float | Mapping[str, flo
 
 def write_peft(folder: Path, pairs: Pairs, dtype: torch.dtype = torch.float32, **settings: Any) -> Path:
     """As `PeftModel.save_pretrained` does; a setting of ... is left out."""
-    folder.mkdir(exist_ok=True)
-    names = {module.rpartition(".")[2] for module in pairs}
-    config = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "lora_dropout": 0.05, "bias": "none",
-        "target_modules": sorted(names), "rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False,
-        "use_dora": False, "fan_in_fan_out": False, "modules_to_save": None, "init_lora_weights": True,
-        "base_model_name_or_path": "tiny", "inference_mode": True, "loftq_config": {}, "qalora_group_size": 16,
-    } | settings  # fmt: skip
-    (folder / "adapter_config.json").write_text(
-        json.dumps({name: value for name, value in config.items() if value is not ...})
-    )
+    write_config(folder, pairs, **settings)
     tensors = {}
     for module, halves in pairs.items():
         for side, half in zip("AB", halves, strict=True):
-            tensors[f"base_model.model.{module}.lora_{side}.weight"] = half.to(dtype).contiguous()
+            tensors[f"{PREFIX}{module}.lora_{side}.weight"] = half.to(dtype).contiguous()
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
 

@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -20,6 +21,7 @@ from headway.core.errors import BadInput, EngineDead, HeadwayError, Rejected
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import StepPlan, StepResult
 from headway.engine.messages import Cancel, Delta, Refusal, Submit
+from headway.executor.adapters import AdapterTable
 from headway.executor.protocol import Executor
 from headway.sampling.rows import check_params
 from headway.scheduling.scheduler import Scheduler
@@ -39,6 +41,7 @@ class EngineLoop:
     Attributes:
         scheduler, executor, clock: what it drives, with, and by.
         tokenizer: for text and stop strings; None = deltas carry ids only, and stop strings are refused.
+        adapters: those that requests may name; None = the engine takes none.
     """
 
     def __init__(
@@ -49,11 +52,13 @@ class EngineLoop:
         vocab_size: int,
         tokenizer: Tokenizer | None = None,
         eos_ids: Sequence[int] = (),
+        adapters: AdapterTable | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
         self.tokenizer = tokenizer
+        self.adapters = adapters
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._texts: dict[str, OutputText] = {}  # by choice id
@@ -98,6 +103,7 @@ class EngineLoop:
             raise BadInput("deadline", f"{deadline!r} is not a number of seconds from 0 to {MAX_DEADLINE:g}")
         if params.seed is None:
             params = _seeded(params)
+        adapter = self._adapters.identity(message.adapter) if message.adapter else ""
         limit = self.scheduler.limits.max_model_len
         now = self.clock.now()
         arrival = now if message.arrival is None else message.arrival
@@ -111,11 +117,34 @@ class EngineLoop:
             priority=message.priority,
             deadline=None if deadline is None else arrival + to_ps(deadline),
             tenant=message.tenant,
+            adapter=adapter,
         )
 
     def cancel(self, message: Cancel) -> None:
         """Stop all choices of a request; unknown ids are ignored."""
         self.scheduler.cancel_request(message.id, self.clock.now())
+
+    @property
+    def _adapters(self) -> AdapterTable:
+        if self.adapters is None:
+            raise BadInput("adapter", "this engine takes no adapters; --max-loras makes room for them")
+        return self.adapters
+
+    def load_adapter(self, name: str, path: Path) -> None:
+        """Make a LoRA adapter known to requests from now on. Steps wait meanwhile.
+
+        Raises:
+            HeadwayError: it cannot be loaded; nothing has changed.
+        """
+        self._adapters.load(name, path, self.scheduler.adapters_in_use())
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget a LoRA adapter; requests that have it go on with it to their end.
+
+        Raises:
+            BadInput: there is none of that name.
+        """
+        self._adapters.unload(name, self.scheduler.adapters_in_use())
 
     def turn(self) -> list[Delta]:
         """Plan as many steps as the executor takes, and take the result of the oldest -> what every choice gained.
@@ -138,6 +167,8 @@ class EngineLoop:
         if broken:
             self.scheduler.executor_reset(self.clock.now())
         deltas = [self._delta(emission, result, texts.get(emission.request.id, "")) for emission in emissions]
+        if self.adapters is not None and self.adapters.leaving:
+            self.adapters.release(self.scheduler.adapters_in_use())
         self._unreported = self.clock.now() - computed
         return deltas
 

@@ -15,6 +15,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
         id: chosen by the caller, unique among live requests, without "#".
         arrival: when it was meant to arrive, ps of the loop's clock; None = when the loop first sees it.
         deadline: seconds after arrival at which it is aborted, above 0; None = never.
+        adapter: the name of a LoRA adapter that is loaded; "" = none.
     """
 
     id: str
@@ -24,6 +25,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     deadline: float | None = None
     priority: int = 0
     tenant: str = ""
+    adapter: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

@@ -7,7 +7,7 @@ a few dozen numbers are quicker than arrays, and then written into arrays that s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,13 +39,15 @@ class BatchRow:
         init: what it was created from.
         tokens: its ids, and behind them the proposed ones.
         blocks: per KV group, its block table.
+        adapter: the number of its adapter, 0 = none.
     """
 
-    __slots__ = ("blocks", "init", "slot", "tokens")
+    __slots__ = ("adapter", "blocks", "init", "slot", "tokens")
 
-    def __init__(self, slot: int, init: RowInit, groups: int) -> None:
+    def __init__(self, slot: int, init: RowInit, groups: int, adapter: int) -> None:
         self.slot = slot
         self.init = init
+        self.adapter = adapter
         self.tokens = list(init.tokens)
         self.blocks: list[list[int]] = [[] for _ in range(groups)]
 
@@ -57,11 +59,16 @@ class BatchRow:
 class BatchRows:
     """All live rows, kept in step with the plans.
 
+    Args:
+        limits: what there is room for.
+        number: of a row's adapter.
+
     Attributes:
         by_id: the rows by request.
     """
 
-    def __init__(self, limits: Capabilities) -> None:
+    def __init__(self, limits: Capabilities, number: Callable[[RowInit], int] = lambda init: 0) -> None:
+        self._number = number
         self._block_size = limits.block_size
         rows, most = limits.max_rows, limits.max_tokens_per_step
         max_blocks = -(-limits.max_model_len // limits.block_size) + 1
@@ -82,7 +89,7 @@ class BatchRows:
             if row is not None:
                 self._free.append(row.slot)
         for init in plan.new:
-            row = self.by_id[init.id] = BatchRow(self._free.pop(), init, len(self._tables))
+            row = self.by_id[init.id] = BatchRow(self._free.pop(), init, len(self._tables), self._number(init))
             self._extend(row, init.blocks)
         for work in plan.work:
             if work.blocks:
@@ -102,6 +109,7 @@ class BatchRows:
         n, ends = len(work), [one.start + one.count for one in work]
         slots, kv_len = self._slots[:n], self._kv_len[:n]
         slots[:] = [row.slot for row in rows]
+        self._adapter[:n] = [row.adapter for row in rows]
         kv_len[:] = ends
         if sum([one.count for one in work]) == n:  # one token each: decoding
             query_start, at = self._upwards[: n + 1], [one.start for one in work]

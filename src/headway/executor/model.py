@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headway.core.step import Capabilities, Seconds, StepPlan, StepResult, Work
+from headway.core.step import Capabilities, RowInit, Seconds, StepPlan, StepResult, Work
+from headway.executor.adapters import AdapterTable
 from headway.executor.batch import BatchRows, Layout
 from headway.ops.protocol import Backend, CacheLayout, Forward, Program
 from headway.sampling.operations import AnyLogits
@@ -24,10 +25,19 @@ class ModelExecutor:
         forward: the model's forward pass.
         groups: its KV groups.
         limits: what it promises; the cache is allocated for it.
+        adapters: what rows may have; None = no adapters.
     """
 
-    def __init__(self, backend: Backend, forward: Forward, groups: tuple[KVGroup, ...], limits: Capabilities) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        forward: Forward,
+        groups: tuple[KVGroup, ...],
+        limits: Capabilities,
+        adapters: AdapterTable | None = None,
+    ) -> None:
         self._backend = backend
+        self._adapters = adapters
         self._limits = limits
         backend.allocate(CacheLayout(groups, limits.blocks, limits.block_size))
         self._program: Program | None = backend.compile(forward)
@@ -38,7 +48,8 @@ class ModelExecutor:
 
     def reset(self) -> None:
         """Forget all rows. The cache's content stays."""
-        self._rows = BatchRows(self._limits)
+        self._rows = BatchRows(self._limits, self._adapter_of)
+        self._without_adapter: set[str] = set()  # rows whose adapter is not here
         self._sampler = Sampler(self._limits.max_rows, self._backend)
         self._done: dict[int, StepResult] = {}
 
@@ -72,6 +83,7 @@ class ModelExecutor:
 
     def _apply(self, plan: StepPlan) -> None:
         for gone in plan.gone:
+            self._without_adapter.discard(gone)
             if gone in self._rows.by_id:
                 self._sampler.drop(self._rows.by_id[gone].slot)
         self._rows.apply(plan)
@@ -82,10 +94,19 @@ class ModelExecutor:
             if pairs:
                 self._backend.copy_blocks(group, pairs)
 
+    def _adapter_of(self, init: RowInit) -> int:
+        number = self._adapters.number(init.adapter) if self._adapters is not None else 0 if not init.adapter else None
+        if number is None:
+            self._without_adapter.add(init.id)
+        return number or 0
+
     def _emit(self, plan: StepPlan, logits: AnyLogits, layout: Layout) -> StepResult:
         """Sample where the plan says so. The token drawn is at the position behind what is cached."""
         result = StepResult(step=plan.step)
         works, slots, last, positions = plan.work, layout.slots, layout.last, layout.batch.kv_len
+        for work in works:
+            if work.id in self._without_adapter:
+                result.failed[work.id] = f"its adapter {self._rows.by_id[work.id].init.adapter} is not loaded"
         self._report_prompts(works, logits, last, result)
         drawing = [number for number, work in enumerate(works) if work.sample and work.id not in result.failed]
         if len(drawing) < len(works):

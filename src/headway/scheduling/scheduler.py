@@ -91,6 +91,11 @@ class Scheduler:
         """Requests that hold blocks."""
         return len(self.state.running)
 
+    def adapters_in_use(self) -> set[str]:
+        """Of all live requests, and those that ended while a plan with them is in flight."""
+        flights = (row for flight in self.state.flights for row in flight.rows)
+        return {row.request.adapter for row in (*self.state.rows.values(), *flights)} - {""}
+
     @property
     def idle(self) -> bool:
         """No request is live, and the executor has nothing to drop."""
