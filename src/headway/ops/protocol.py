@@ -115,13 +115,13 @@ class AdapterSlots(Protocol):
 class Ops(Protocol):
     """What a family may call. Leading axis T = new tokens of the step, R = logit rows; widths are static."""
 
-    def embed(self, table: Prepared) -> Tensor:
-        """Rows of `table` [vocab, d] for the batch's ids -> [T, d]."""
+    def embed(self, table: Prepared, scale: float = 1.0) -> Tensor:
+        """scale * rows of `table` [vocab, d] for the batch's ids -> [T, d]."""
         ...
 
-    def rms_norm(self, x: Tensor, weight: Prepared, eps: float) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight, over every len(weight) numbers of x [*, n * len(weight)]: the whole of a
-        row, or each of its heads -> same shape."""
+    def rms_norm(self, x: Tensor, weight: Prepared, eps: float, residual: Tensor | None = None) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight (+ residual), over every len(weight) numbers of x [*, n * len(weight)]:
+        the whole of a row, or each of its heads -> same shape."""
         ...
 
     def linear(
@@ -135,16 +135,29 @@ class Ops(Protocol):
         cache at the batch's slots -> rotated q."""
         ...
 
-    def attention(self, q: Tensor, layer: int, scale: float, softcap: float = 0.0) -> Tensor:
+    def attention(
+        self, q: Tensor, layer: int, scale: float, softcap: float = 0.0, sinks: Prepared | None = None
+    ) -> Tensor:
         """Causal attention of q [T, heads*w] over the layer's cache (keys and values read as stored, the chunk's own
         included), within the group's window if it has one -> [T, heads*value_width]. Query head h reads key/value head
-        h // (heads / kv_heads). softcap c > 0: scores become c * tanh(scores / c)."""
+        h // (heads / kv_heads). softcap c > 0: scores become c * tanh(scores / c). sinks [heads]: a score per head of
+        a token without value, which takes its share of the attention."""
         ...
 
     def gated_mlp(
-        self, x: Tensor, gate: Prepared, up: Prepared, down: Prepared, activation: str, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        gate: Prepared,
+        up: Prepared,
+        down: Prepared,
+        activation: str,
+        residual: Tensor | None = None,
+        gate_bias: Prepared | None = None,
+        up_bias: Prepared | None = None,
+        down_bias: Prepared | None = None,
     ) -> Tensor:
-        """down @ (activation(gate @ x) * (up @ x)) (+ residual) -> same shape as x. activation: "silu", "gelu_tanh"."""
+        """down @ (activation(gate @ x) * (up @ x)) (+ residual) -> same shape as x. activation: "silu", "gelu_tanh".
+        Each of the three products has its bias added, if there is one."""
         ...
 
     def gated(self, gate: Tensor, up: Tensor, activation: str) -> Tensor:

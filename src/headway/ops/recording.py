@@ -157,13 +157,15 @@ class RecordingOps:
         self.widths = {"tokens": 0, "rows": 0}  # the widest value on each axis
         self._layout = layout
 
-    def embed(self, table: RecordedWeight) -> Handle:
-        return self._record("tokens", table.shape[1], "embed", table)
+    def embed(self, table: RecordedWeight, scale: float = 1.0) -> Handle:
+        return self._record("tokens", table.shape[1], "embed", table, scale)
 
-    def rms_norm(self, x: Handle, weight: RecordedWeight, eps: float) -> Handle:
+    def rms_norm(self, x: Handle, weight: RecordedWeight, eps: float, residual: Handle | None = None) -> Handle:
         if x._width % weight.shape[0]:
             raise ValueError(f"rms_norm: a weight of {weight.shape[0]} numbers for rows of {x._width}")
-        return self._record(x._axis, x._width, "rms_norm", x, weight, eps)
+        if residual is not None:
+            _fit("rms_norm's residual", residual, x._axis, x._width)
+        return self._record(x._axis, x._width, "rms_norm", x, weight, eps, residual)
 
     def linear(
         self,
@@ -174,8 +176,7 @@ class RecordingOps:
     ) -> Handle:
         out, width = weight.shape
         _fit("linear", x, x._axis, width)
-        if bias is not None and bias.shape != (out,):
-            raise ValueError(f"linear: a bias of shape {bias.shape} for {out} outputs")
+        _fit_bias("linear", bias, out)
         if residual is not None:
             _fit("linear's residual", residual, x._axis, out)
         return self._record(x._axis, out, "linear", x, weight, bias, residual)
@@ -189,10 +190,14 @@ class RecordingOps:
             raise ValueError(f"rope of {len(rope.inv_freq)} pairs for heads of width {group.key_width}")
         return self._record("tokens", q._width, "rope_and_cache", q, k, v, layer, rope)
 
-    def attention(self, q: Handle, layer: int, scale: float, softcap: float = 0.0) -> Handle:
+    def attention(
+        self, q: Handle, layer: int, scale: float, softcap: float = 0.0, sinks: RecordedWeight | None = None
+    ) -> Handle:
         group = self._layout.groups[self._layout.of_layer(layer)[0]]
-        width = self._heads(q, layer) * group.value_width
-        return self._record("tokens", width, "attention", q, layer, scale, softcap)
+        heads = self._heads(q, layer)
+        if sinks is not None and sinks.shape != (heads,):
+            raise ValueError(f"attention: sinks of shape {sinks.shape} for {heads} heads")
+        return self._record("tokens", heads * group.value_width, "attention", q, layer, scale, softcap, sinks)
 
     def _heads(self, q: Handle, layer: int) -> int:
         """Query heads; a multiple of the layer's key/value heads."""
@@ -210,14 +215,20 @@ class RecordingOps:
         down: RecordedWeight,
         activation: str,
         residual: Handle | None = None,
+        gate_bias: RecordedWeight | None = None,
+        up_bias: RecordedWeight | None = None,
+        down_bias: RecordedWeight | None = None,
     ) -> Handle:
         _fit("gated_mlp", x, x._axis, gate.shape[1])
         if up.shape != gate.shape or down.shape != gate.shape[::-1]:
             raise ValueError(f"gated_mlp: shapes {gate.shape}, {up.shape}, {down.shape} do not fit")
         if residual is not None:
             _fit("gated_mlp's residual", residual, x._axis, x._width)
+        biases = (gate_bias, up_bias, down_bias)
+        for bias, weight in zip(biases, (gate, up, down), strict=True):
+            _fit_bias("gated_mlp", bias, weight.shape[0])
         self._note(x._axis, gate.shape[0])
-        return self._record(x._axis, x._width, "gated_mlp", x, gate, up, down, activation, residual)
+        return self._record(x._axis, x._width, "gated_mlp", x, gate, up, down, activation, residual, *biases)
 
     def gated(self, gate: Handle, up: Handle, activation: str) -> Handle:
         _fit("gated", up, gate._axis, gate._width)
@@ -310,6 +321,11 @@ class RecordingOps:
 
     def _note(self, axis: str, width: int) -> None:
         self.widths[axis] = max(self.widths[axis], width)
+
+
+def _fit_bias(what: str, bias: RecordedWeight | None, outputs: int) -> None:
+    if bias is not None and bias.shape != (outputs,):
+        raise ValueError(f"{what}: a bias of shape {bias.shape} for {outputs} outputs")
 
 
 def _fit(what: str, x: Handle, axis: str, width: int) -> None:

@@ -176,13 +176,16 @@ class ReferenceOps:
         self.adapts = False  # rows may have adapters
         self.touched: list[int] = []  # experts with rows, per `experts` so far
 
-    def embed(self, table: np.ndarray) -> np.ndarray:
-        return table[self._batch.ids]
+    def embed(self, table: np.ndarray, scale: float = 1.0) -> np.ndarray:
+        return table[self._batch.ids] * np.float32(scale)
 
-    def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    def rms_norm(
+        self, x: np.ndarray, weight: np.ndarray, eps: float, residual: np.ndarray | None = None
+    ) -> np.ndarray:
         parts = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
         mean_square = np.square(parts).mean(axis=-1, keepdims=True)
-        return (parts / np.sqrt(mean_square + np.float32(eps)) * weight).reshape(x.shape)
+        out = (parts / np.sqrt(mean_square + np.float32(eps)) * weight).reshape(x.shape)
+        return out if residual is None else out + residual
 
     def linear(
         self,
@@ -215,7 +218,9 @@ class ReferenceOps:
             self._angles[id(rope)] = (np.cos(angle) * magnitude, np.sin(angle) * magnitude)
         return self._angles[id(rope)]
 
-    def attention(self, q: np.ndarray, layer: int, scale: float, softcap: float = 0.0) -> np.ndarray:
+    def attention(
+        self, q: np.ndarray, layer: int, scale: float, softcap: float = 0.0, sinks: np.ndarray | None = None
+    ) -> np.ndarray:
         cache = self._caches[layer]
         group = self._batch.groups[cache.group]
         width = cache.keys.shape[3]
@@ -223,7 +228,7 @@ class ReferenceOps:
         out = np.empty((len(q), heads, cache.values.shape[3]), np.float32)
         queries = (q * np.float32(scale)).reshape(len(q), heads, width)
         for rows, tokens in self._tiles:
-            out[tokens] = attend(queries[tokens], self._batch.positions[tokens], cache, group, rows, softcap)
+            out[tokens] = attend(queries[tokens], self._batch.positions[tokens], cache, group, rows, softcap, sinks)
         return out.reshape(len(q), -1)
 
     @cached_property
@@ -251,8 +256,12 @@ class ReferenceOps:
         down: np.ndarray,
         activation: str,
         residual: np.ndarray | None = None,
+        gate_bias: np.ndarray | None = None,
+        up_bias: np.ndarray | None = None,
+        down_bias: np.ndarray | None = None,
     ) -> np.ndarray:
-        return self.linear(self.gated(x @ gate.T, x @ up.T, activation), down, residual=residual)
+        gated = self.gated(self.linear(x, gate, gate_bias), self.linear(x, up, up_bias), activation)
+        return self.linear(gated, down, down_bias, residual)
 
     def gated(self, gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
         return gated(gate, up, activation)
@@ -341,7 +350,13 @@ class ReferenceOps:
 
 
 def attend(
-    q: np.ndarray, positions: np.ndarray, cache: LayerCache, group: GroupBatch, rows: np.ndarray, softcap: float
+    q: np.ndarray,
+    positions: np.ndarray,
+    cache: LayerCache,
+    group: GroupBatch,
+    rows: np.ndarray,
+    softcap: float,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """Causal attention of a rectangle of queries over the paged cache.
 
@@ -349,6 +364,7 @@ def attend(
         q: [n, c, heads, width], scaled: c queries of each of n rows.
         positions: [n, c], increasing along c.
         rows: [n], their rows in `group.block_table`.
+        sinks: [heads], scores that only share in the softmax.
 
     Returns:
         [n, c, heads, value_width].
@@ -373,9 +389,15 @@ def attend(
     grouped = q.reshape(n, c, kv_heads, -1, width).transpose(0, 2, 3, 1, 4).reshape(n, kv_heads, -1, width)
     scores = cap(grouped @ keys.swapaxes(2, 3), softcap).reshape(n, kv_heads, -1, c, len(at))
     np.copyto(scores, -np.inf, where=~visible[:, None, None])
-    scores -= scores.max(axis=-1, keepdims=True)
+    largest = scores.max(axis=-1, keepdims=True)  # [n, kv_heads, queries per kv head, c, 1]
+    if sinks is not None:
+        at_sink = sinks.reshape(kv_heads, -1, 1, 1)
+        largest = np.maximum(largest, at_sink)
+    scores -= largest
     np.exp(scores, out=scores)
     total = scores.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total += np.exp(at_sink - largest)
     out = (scores.reshape(n, kv_heads, -1, len(at)) @ values).reshape(*scores.shape[:-1], -1) / total
     return out.transpose(0, 3, 1, 2, 4).reshape(n, c, heads, -1)
 

@@ -297,11 +297,11 @@ class NativeOps:
         self._module = module
         self._program = program
 
-    def embed(self, table: Prepared) -> Handle:
-        return Handle(self._program.embed(table))
+    def embed(self, table: Prepared, scale: float = 1.0) -> Handle:
+        return Handle(self._program.embed(table, scale))
 
-    def rms_norm(self, x: Handle, weight: Prepared, eps: float) -> Handle:
-        return Handle(self._program.rms_norm(x.number, weight, eps))
+    def rms_norm(self, x: Handle, weight: Prepared, eps: float, residual: Handle | None = None) -> Handle:
+        return Handle(self._program.rms_norm(x.number, weight, eps, _number(residual)))
 
     def linear(
         self, x: Handle, weight: Prepared, bias: Prepared | None = None, residual: Handle | None = None
@@ -315,8 +315,10 @@ class NativeOps:
             )
         )
 
-    def attention(self, q: Handle, layer: int, scale: float, softcap: float = 0.0) -> Handle:
-        return Handle(self._program.attention(q.number, layer, scale, softcap))
+    def attention(
+        self, q: Handle, layer: int, scale: float, softcap: float = 0.0, sinks: Prepared | None = None
+    ) -> Handle:
+        return Handle(self._program.attention(q.number, layer, scale, softcap, sinks))
 
     def gated_mlp(
         self,
@@ -326,9 +328,13 @@ class NativeOps:
         down: Prepared,
         activation: str,
         residual: Handle | None = None,
+        gate_bias: Prepared | None = None,
+        up_bias: Prepared | None = None,
+        down_bias: Prepared | None = None,
     ) -> Handle:
         kind = getattr(self._module.Activation, activation)
-        return Handle(self._program.gated_mlp(x.number, gate, up, down, kind, _number(residual)))
+        biases = (gate_bias, up_bias, down_bias)
+        return Handle(self._program.gated_mlp(x.number, gate, up, down, kind, _number(residual), *biases))
 
     def gated(self, gate: Handle, up: Handle, activation: str) -> Handle:
         return Handle(self._program.gated(gate.number, up.number, getattr(self._module.Activation, activation)))

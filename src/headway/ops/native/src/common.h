@@ -15,6 +15,7 @@ namespace headway {
 constexpr int TILE = 32;  // outputs of a weight tile: two AVX-512 or four AVX2 vectors
 constexpr int GROUPS[] = {16, 32, 64, 128};  // inputs that may share a scale
 constexpr int SMALLEST_GROUP = GROUPS[0], LARGEST_GROUP = GROUPS[3];
+constexpr float LOG2_E = 1.44269504f;
 
 HW_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 HW_INLINE int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }

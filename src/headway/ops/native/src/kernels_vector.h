@@ -23,8 +23,6 @@ HW_INLINE void store_part(float* p, Simd::F x, int n) {
   memcpy(p, lanes, n * sizeof(float));
 }
 
-constexpr float LOG2_E = 1.44269504f;
-
 // e^x within 2 units in the last place for x in [-87, 88]; clamped outside. NaN stays NaN.
 HW_INLINE Simd::F exponential(Simd::F x) {
   x = Simd::max(Simd::set1(-87.0f), Simd::min(Simd::set1(88.0f), x));  // constant first: min and max keep a NaN on the right

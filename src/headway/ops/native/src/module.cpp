@@ -208,8 +208,9 @@ NB_MODULE(_native, m) {
       .def("rms_norm", &Program::rms_norm)
       .def("linear", &Program::linear, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a)
       .def("rope_and_cache", &Program::rope_and_cache)
-      .def("attention", &Program::attention)
-      .def("gated_mlp", &Program::gated_mlp)
+      .def("attention", &Program::attention, "q"_a, "layer"_a, "scale"_a, "softcap"_a, "sinks"_a.none())
+      .def("gated_mlp", &Program::gated_mlp, "x"_a, "gate"_a, "up"_a, "down"_a, "activation"_a, "residual"_a,
+           "gate_bias"_a.none(), "up_bias"_a.none(), "down_bias"_a.none())
       .def("add_low_rank", &Program::add_low_rank)
       .def("gated", &Program::gated)
       .def(

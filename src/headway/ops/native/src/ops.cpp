@@ -7,7 +7,11 @@ namespace headway {
 void EmbedOp::run(Step& step, Worker& worker) const {
   const int width = table->in;
   float* rows = step.floats(out);
-  step.share_runs(worker, step.batch.tokens, [&](int t) { table->unpack_row(step.batch.ids[t], rows + (size_t)t * width); });
+  step.share_runs(worker, step.batch.tokens, [&](int t) {
+    float* row = rows + (size_t)t * width;
+    table->unpack_row(step.batch.ids[t], row);
+    if (scale != 1) step.engine.kernels.cap(row, scale, 0, width);
+  });
 }
 
 void NormOp::run(Step& step, Worker& worker) const {
@@ -15,12 +19,14 @@ void NormOp::run(Step& step, Worker& worker) const {
   const float* in = step.floats(x);
   const bool keep = value.forms & FLOATS;
   float* kept = step.floats(out);
+  const float* added = residual < 0 ? nullptr : step.floats(residual);
   if (!keep) worker.scratch->grow(value.width * sizeof(float));
   step.share_runs(worker, step.rows(out), [&](int row) {
     float* to = keep ? kept + (size_t)row * value.width : worker.scratch->as<float>();
     for (int at = 0; at < value.width; at += weight->width()) {
       step.engine.kernels.rms_norm(in + (size_t)row * value.width + at, weight->data(), eps, weight->width(), to + at);
     }
+    if (added) step.engine.kernels.finish(to, 1, nullptr, added + (size_t)row * value.width, value.width, to);
     step.convert(out, row, to, 0, value.width, value.forms);
   });
 }
@@ -107,8 +113,14 @@ void GateUpOp::run(Step& step, Worker& worker) const {
     kernels.matmul(*up, tile, tiles, tile + TILES * threads, step.activations(x, up->group), first, count, ups);
     for (int r = 0; r < count; ++r) {
       const size_t from = (size_t)r * tiles * TILE;
+      const auto biased = [&](float* acc, const Matrix& w, const Vector& bias) {
+        if (!bias) return w.unit;
+        kernels.finish(acc, w.unit, bias->data() + column, nullptr, columns, acc);
+        return 1.0f;
+      };
+      const float gate_unit = biased(gates + from, *gate, gate_bias), up_unit = biased(ups + from, *up, up_bias);
       float* to = value.forms & FLOATS ? step.floats(out) + (size_t)(first + r) * value.width + column : hidden;
-      kernels.gate(activation, gates + from, gate->unit, ups + from, up->unit, columns, to);
+      kernels.gate(activation, gates + from, gate_unit, ups + from, up_unit, columns, to);
       step.convert(out, first + r, to, column, column + columns, value.forms);
     }
   });

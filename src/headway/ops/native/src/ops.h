@@ -16,14 +16,15 @@ void write_key(const Cache& c, size_t chunk, int slot, const float* key, int wid
 
 struct EmbedOp : Op {
   Weights table;
+  float scale;
   int out;
   const char* name() const override { return "embed"; }
   void run(Step& step, Worker& worker) const override;
 };
 
-// Of whole rows, or of each part of a row that is as wide as the weight.
+// Of whole rows, or of each part of a row that is as wide as the weight; then the residual is added.
 struct NormOp : Op {
-  int x, out;
+  int x, out, residual;  // residual -1 = none
   Vector weight;
   float eps;
   const char* name() const override { return "norm"; }
@@ -62,6 +63,7 @@ struct LinearOp : Op {
 struct GateUpOp : Op {
   int x, out;
   Weights gate, up;
+  Vector gate_bias, up_bias;  // null = none
   Activation activation;
   const char* name() const override { return "gate_up"; }
   bool makes_forms() const override { return true; }
@@ -89,6 +91,7 @@ struct RopeOp : Op {
 struct AttentionOp : Op {
   int q, out, layer;
   float scale, softcap;
+  Vector sinks;  // per query head; null = none
   const char* name() const override { return "attention"; }
   void run(Step& step, Worker& worker) const override;
 };

@@ -130,6 +130,7 @@ void AttentionOp::run(Step& step, Worker& worker) const {
     for (int r = 0; r < item.heads * per_head; ++r) {
       const int head = (item.head + r / per_head) * group + r % group;
       float* to = outputs + (item.first + r % per_head / group) * out_stride + (size_t)head * out_width;
+      if (sinks) total.total[r] += exp2f(sinks->data()[head] * LOG2_E - total.largest[r]);  // scores are in units of log 2
       kernels.normalise(total, r, cache.value_width, out_width, to);
     }
   };

@@ -109,26 +109,33 @@ void Program::use(int number, unsigned forms) {
   push(std::move(op), {number});
 }
 
-int Program::embed(Weights table) {
+int Program::embed(Weights table, float scale) {
   auto op = std::make_unique<EmbedOp>();
   vocab_ = vocab_ == 0 ? table->out : std::min(vocab_, table->out);
   op->table = table;
+  op->scale = scale;
   const int out = op->out = make(true, table->in);
   values_[out].forms = FLOATS;
   push(std::move(op), {});
   return out;
 }
 
-int Program::rms_norm(int x, Vector weight, float eps) {
-  const Value& in = values_.at(x);
+int Program::rms_norm(int x, Vector weight, float eps, int residual) {
+  const Value in = values_.at(x);
   need(weight->width() > 0 && in.width % weight->width() == 0, "rms_norm: the input is not a whole number of the weight's width");
   use(x, FLOATS);
+  if (residual >= 0) {
+    const Value& added = values_.at(residual);
+    need(added.width == in.width && added.per_token == in.per_token, "rms_norm: the residual's shape is not the input's");
+    use(residual, FLOATS);
+  }
   auto op = std::make_unique<NormOp>();
   op->x = x;
+  op->residual = residual;
   op->weight = weight;
   op->eps = eps;
   const int out = op->out = make(in.per_token, in.width);
-  push(std::move(op), {x});
+  push(std::move(op), {x, residual});
   return out;
 }
 
@@ -171,19 +178,25 @@ int Program::logits(int x, Weights head, float scale, float softcap) {
   return add_linear(x, head, nullptr, -1, scale, softcap);
 }
 
-int Program::gated_mlp(int x, Weights gate, Weights up, Weights down, Activation activation, int residual) {
+int Program::gated_mlp(int x, Weights gate, Weights up, Weights down, Activation activation, int residual, Vector gate_bias,
+                       Vector up_bias, Vector down_bias) {
   const Value in = values_.at(x);
   need(gate->in == in.width && up->in == in.width && up->out == gate->out && down->in == gate->out && down->out == in.width,
        "gated_mlp: the shapes of gate, up and down do not fit");
+  for (const Vector& bias : {gate_bias, up_bias}) {
+    need(!bias || bias->width() == gate->out, "gated_mlp: a bias is not as long as its weight has outputs");
+  }
   use(x, wanted(*gate) | wanted(*up));
   auto op = std::make_unique<GateUpOp>();
   op->x = x;
   op->gate = gate;
   op->up = up;
+  op->gate_bias = gate_bias;
+  op->up_bias = up_bias;
   op->activation = activation;
   const int hidden = op->out = make(in.per_token, gate->out);
   push(std::move(op), {x});
-  return add_linear(hidden, down, nullptr, residual, 0, 0);
+  return add_linear(hidden, down, down_bias, residual, 0, 0);
 }
 
 int Program::add_angles(const std::vector<float>& inv_freq, float magnitude) {
@@ -226,16 +239,18 @@ int Program::rope_and_cache(int q, int k, int v, int layer, const std::vector<fl
   return out;
 }
 
-int Program::attention(int q, int layer, float scale, float softcap) {
+int Program::attention(int q, int layer, float scale, float softcap, Vector sinks) {
   const GroupLayout& layout = engine_->groups[engine_->find(layer).first].layout;
   need(values_.at(q).per_token, "attention: the queries must have a row per token");
   need(values_[q].width % (layout.heads * layout.query_width()) == 0, "attention: q is not a whole number of heads per group");
+  need(!sinks || sinks->width() == values_[q].width / layout.query_width(), "attention: sinks are not as many as query heads");
   use(q, FLOATS);
   auto op = std::make_unique<AttentionOp>();
   op->q = q;
   op->layer = layer;
   op->scale = scale;
   op->softcap = softcap;
+  op->sinks = sinks;
   const int out = op->out = make(true, values_[q].width / layout.query_width() * layout.value_width);
   values_[out].forms = FLOATS;
   push(std::move(op), {q});

@@ -236,12 +236,13 @@ class Program {
   ~Program();
 
   // Building. Each returns the number of the value it makes; widths are checked. Throw std::invalid_argument.
-  int embed(Weights table);
-  int rms_norm(int x, Vector weight, float eps);
+  int embed(Weights table, float scale);
+  int rms_norm(int x, Vector weight, float eps, int residual);
   int linear(int x, Weights weight, Vector bias, int residual);  // residual -1 = none
   int rope_and_cache(int q, int k, int v, int layer, const std::vector<float>& inv_freq, bool interleaved, float magnitude);
-  int attention(int q, int layer, float scale, float softcap);
-  int gated_mlp(int x, Weights gate, Weights up, Weights down, Activation activation, int residual);
+  int attention(int q, int layer, float scale, float softcap, Vector sinks);  // bias and sinks may be null
+  int gated_mlp(int x, Weights gate, Weights up, Weights down, Activation activation, int residual, Vector gate_bias,
+                Vector up_bias, Vector down_bias);
   // y, the output of a linear layer of x, with what the rows' adapters add.
   int add_low_rank(int y, int x, std::shared_ptr<const AdapterSlots> slots);
   int gated(int gate, int up, Activation activation);
