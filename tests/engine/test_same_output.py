@@ -6,12 +6,16 @@ candidates are closer than rounding; there, and only there, a difference is allo
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from headway.core.events import EventLog, Preempted
 from headway.core.request import SamplingParams
 from headway.engine.messages import Delta
+from headway.ops import native
+from headway.ops.native.backend import NativeBackend
 from headway.sampling.noise import uniforms
 from headway.scheduling.budget import Budget
 from tests.engine.tiny import VOCAB, TinyModel, complete, prompts, tokens_of
@@ -92,3 +96,26 @@ def test_every_chunk_size_of_one_prompt(params: SamplingParams) -> None:
         for chunk in range(1, len(prompt) + 1)
     }
     assert len(answers) == 1
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+@pytest.mark.parametrize("window", [1, 6, 29])
+def test_a_model_with_windows_gives_the_same_bits_warm_beside_strangers_chunked_and_preempted(window: int) -> None:
+    """Two KV groups, one of which gives blocks back behind its window and lets prefixes be hit only where it still
+    holds what they look back on."""
+    model = TinyModel(NativeBackend(threads=1), window)
+    some, params = PROMPTS[:40], SamplingParams(temperature=0, max_tokens=12, logprobs=3)
+
+    def answers(rounds: int = 1, **loop: Any) -> dict[str, list[tuple[Any, ...]]]:
+        running = model.loop(**loop)
+        runs = [complete(running, some, params) for _ in range(rounds)]
+        return {id: [(delta.tokens, delta.logprobs) for delta in deltas] for id, deltas in runs[-1].items()}
+
+    alone = answers(max_rows=1)
+    assert answers(rounds=2, blocks=2000) == alone  # warm
+    assert answers(rounds=2, blocks=40) == alone  # warm as far as blocks were not taken
+    assert answers(budget=Budget(tokens=7)) == alone
+    preempted: list[Preempted] = []
+    log = EventLog(lambda event: preempted.append(event) if isinstance(event, Preempted) else None)
+    assert answers(blocks=28, log=log) == alone
+    assert preempted

@@ -46,21 +46,29 @@ def weights(seed: int = 0) -> dict[str, Weight]:
 
 
 class TinyModel:
-    """The model on a backend; make as many loops from it as you like, one at a time."""
+    """The model on a backend; make as many loops from it as you like, one at a time.
 
-    def __init__(self, backend: Backend | None = None) -> None:
+    Args:
+        window: what its second layer looks back on; None = everything, as the first.
+    """
+
+    def __init__(self, backend: Backend | None = None, window: int | None = None) -> None:
         self.backend = backend or ReferenceBackend(poison=True)
         prepared = {role: self.backend.prepare(weight) for role, weight in weights().items()}
         self._forward = llama.build(CONFIG, prepared)
-        self._groups = (KVGroup("full", (0, 1), 2, 8, 8, dtype_bytes=self.backend.kv_dtype_bytes),)
+        kinds = [("full", (0, 1), None)] if window is None else [("full", (0,), None), ("window", (1,), window)]
+        self._groups = tuple(
+            KVGroup(kind, layers, 2, 8, 8, window, dtype_bytes=self.backend.kv_dtype_bytes)
+            for kind, layers, window in kinds
+        )
 
     def loop(
         self, *, blocks: int = 400, max_rows: int = 16, log: EventLog | None = None, **scheduler: Any
     ) -> EngineLoop:
         limits = Capabilities(
             block_size=4,
-            blocks=(blocks,),
-            windows=(None,),
+            blocks=(blocks,) * len(self._groups),
+            windows=tuple(group.window for group in self._groups),
             max_rows=max_rows,
             max_tokens_per_step=256,
             max_model_len=256,

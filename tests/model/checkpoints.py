@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,60 @@ VARIANTS |= {
         "attention_bias": True, "tie_word_embeddings": True, "pad_token_id": 0,
     },
 }  # fmt: skip
-NOT_IN_GGUF = {"smollm3 listed"}  # what llama.cpp's files cannot say
-FAMILIES = ("qwen2", "qwen3")  # the plain variant of each but Llama
+# Families with windows, multipliers and norms of their own; windows are shorter than the tests' prompts.
+VARIANTS |= {
+    "mlp biases": {"mlp_bias": True},
+    "mistral": {"model_type": "mistral", "sliding_window": None, "head_dim": 24},
+    "mistral window": {"model_type": "mistral", "sliding_window": 19},
+    "qwen2 window": {
+        "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1,
+    },
+    "qwen3 window": {
+        "model_type": "qwen3", "use_sliding_window": True, "sliding_window": 7, "head_dim": 24,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "gemma2": {
+        "model_type": "gemma2", "sliding_window": 21, "query_pre_attn_scalar": 10, "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 5.0, "head_dim": 24, "tie_word_embeddings": True,
+    },
+    "gemma2 uncapped": {
+        "model_type": "gemma2", "sliding_window": 5, "head_dim": 16, "attention_bias": True,
+        "attn_logit_softcapping": None, "final_logit_softcapping": None,
+    },
+    "gemma3_text": {
+        "model_type": "gemma3_text", "num_hidden_layers": 3, "sliding_window": 17, "query_pre_attn_scalar": 30,
+        "head_dim": 24, "tie_word_embeddings": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    },
+    "gemma3_text capped": {
+        "model_type": "gemma3_text", "sliding_window": 33, "head_dim": 16, "attention_bias": True,
+        "final_logit_softcapping": 4.0, "sliding_window_pattern": 2,
+    },
+    "olmo2": {"model_type": "olmo2", "head_dim": 24},
+    "olmo2 biases": {"model_type": "olmo2", "attention_bias": True, "tie_word_embeddings": True},
+    "granite": {
+        "model_type": "granite", "embedding_multiplier": 5.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2,
+        "logits_scaling": 3.0, "rms_norm_eps": 1e-3,
+    },
+    "granite biases": {
+        "model_type": "granite", "attention_bias": True, "mlp_bias": True, "head_dim": 24, "tie_word_embeddings": True,
+        "attention_multiplier": 0.3, "residual_multiplier": 1.7,
+    },
+}  # fmt: skip
+# What llama.cpp's files cannot say: windows of Mistral and Qwen, a scale of Gemma's scores but that of a head's width.
+NOT_IN_GGUF = {
+    "smollm3 listed", "mistral window", "qwen2 window", "qwen3 window", "gemma2 uncapped", "gemma3_text capped",
+}  # fmt: skip
+IN_GGUF = {name: changes for name, changes in VARIANTS.items() if name not in NOT_IN_GGUF} | {
+    "gemma2": VARIANTS["gemma2"] | {"query_pre_attn_scalar": 24},
+    "gemma3_text": VARIANTS["gemma3_text"] | {"query_pre_attn_scalar": 24},
+}
+# The plain variant of each family but Llama.
+FAMILIES = ("qwen2", "qwen3", "mistral window", "gemma2", "gemma3_text", "olmo2", "granite")
 
 
 def make(folder: Path, dtype: torch.dtype = torch.float32, shard: str = "1GB", **changes: Any) -> PreTrainedModel:
@@ -88,9 +140,11 @@ def to_gguf(folder: Path, path: Path, kind: str = "F32", mixed: Mapping[str, str
     tensors = load_file(folder / "model.safetensors")
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    rope = config["rope_parameters"]
-    family = config["model_type"]
+    model_type = config["model_type"]
+    family = {"mistral": "llama", "gemma3_text": "gemma3"}.get(model_type, model_type)
+    rope = config["rope_parameters"].get("full_attention", config["rope_parameters"])
     writer = gguf.GGUFWriter(path, family)
+    _add_scales(writer, config)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -112,7 +166,9 @@ def to_gguf(folder: Path, path: Path, kind: str = "F32", mixed: Mapping[str, str
         writer.add_tensor("rope_freqs.weight", _factors(rope, head_dim))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], config["num_hidden_layers"])
     for name, tensor in tensors.items():
-        if family in ("llama", "smollm3") and ("q_proj" in name or "k_proj" in name):
+        if family.startswith("gemma") and name.endswith("norm.weight"):
+            tensor = tensor + 1
+        if family in ("llama", "smollm3", "granite") and ("q_proj" in name or "k_proj" in name):
             n = heads if "q_proj" in name else kv_heads
             tensor = tensor.reshape(n, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -127,6 +183,25 @@ def to_gguf(folder: Path, path: Path, kind: str = "F32", mixed: Mapping[str, str
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_scales(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Windows, caps and multipliers, as far as llama.cpp's converter writes them for these families."""
+    adders: dict[str, Callable[[Any], None]] = {
+        "attn_logit_softcapping": writer.add_attn_logit_softcapping,
+        "final_logit_softcapping": writer.add_final_logit_softcapping,
+        "embedding_multiplier": writer.add_embedding_scale,
+        "residual_multiplier": writer.add_residual_scale,
+        "attention_multiplier": writer.add_attention_scale,
+        "logits_scaling": writer.add_logit_scale,
+        "sliding_window": writer.add_sliding_window,
+    }
+    for field, add in adders.items():
+        if config.get(field) is not None and not config["model_type"].startswith("qwen"):
+            add(config[field])
+    if "sliding_attention" in config["rope_parameters"]:
+        writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
 
 
 # Where the K formats' float16 factors lie in a block, and about what they must be for weights of N(0, 0.1).

@@ -64,7 +64,7 @@ class Attention:
                 cache.keys[block, :, : part.stop - part.start] = self.keys[row][part].swapaxes(0, 1)
                 cache.values[block, :, : part.stop - part.start] = self.values[row][part].swapaxes(0, 1)
 
-    def answer(self, softcap: float = 0.0) -> np.ndarray:
+    def answer(self, softcap: float = 0.0, sinks: np.ndarray | None = None) -> np.ndarray:
         new = [n for _, n in self.lengths]
         start = np.concatenate(([0], np.cumsum(new))).astype(np.int32)
         positions = np.concatenate([np.arange(p, p + n) for p, n in self.lengths]).astype(np.int32)
@@ -78,9 +78,9 @@ class Attention:
             adapter=np.zeros(len(new), np.int32),
         )
         q = np.concatenate(self.queries).reshape(start[-1], -1)
-        return ReferenceOps(self.backend.caches, step).attention(q, 0, 0.3, softcap)
+        return ReferenceOps(self.backend.caches, step).attention(q, 0, 0.3, softcap, sinks)
 
-    def naive(self, softcap: float = 0.0) -> np.ndarray:
+    def naive(self, softcap: float = 0.0, sinks: np.ndarray | None = None) -> np.ndarray:
         out = []
         per_kv = self.heads // self.group.heads
         for (past, _), queries, keys, values in zip(self.lengths, self.queries, self.keys, self.values, strict=True):
@@ -89,8 +89,9 @@ class Attention:
                 for head in range(self.heads):
                     scores = keys[low : past + t + 1, head // per_kv] @ query[head] * 0.3
                     scores = softcap * np.tanh(scores / softcap) if softcap else scores
-                    weights = np.exp(scores - scores.max())
-                    out.append(weights / weights.sum() @ values[low : past + t + 1, head // per_kv])
+                    weights = np.exp(scores)
+                    total = weights.sum() + (0 if sinks is None else np.exp(sinks[head]))
+                    out.append(weights / total @ values[low : past + t + 1, head // per_kv])
         return np.array(out).reshape(sum(n for _, n in self.lengths), -1)
 
 
@@ -102,19 +103,21 @@ class Attention:
     window=st.sampled_from([None, 1, 3, 4, 9, 100]),
     kv_heads=st.integers(1, 3),
     softcap=st.sampled_from([0.0, 2.0]),
+    sunk=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_attention_is_softmax_over_what_each_token_may_see(
-    lengths: list[tuple[int, int]], window: int | None, kv_heads: int, softcap: float, seed: int
+    lengths: list[tuple[int, int]], window: int | None, kv_heads: int, softcap: float, sunk: bool, seed: int
 ) -> None:
-    """Grouped heads, windows, softcap, keys and values of different width, mixed row lengths, NaN in every slot that
-    must not be read."""
+    """Grouped heads, windows, softcap, sinks, keys and values of different width, mixed row lengths, NaN in every slot
+    that must not be read."""
     if sum(new for _, new in lengths) == 0:
         lengths = [*lengths, (5, 1)]
     lengths = [(past if new else 3, new) for past, new in lengths]
     kind = "full" if window is None else "window"
     case = Attention(KVGroup(kind, (0,), kv_heads, 6, 5, window), lengths, seed)
-    np.testing.assert_allclose(case.answer(softcap), case.naive(softcap), rtol=1e-4, atol=1e-5)
+    sinks = 3 * random(case.heads, seed=seed) if sunk else None
+    np.testing.assert_allclose(case.answer(softcap, sinks), case.naive(softcap, sinks), rtol=1e-4, atol=1e-5)
 
 
 def test_attention_of_a_long_chunk_crosses_tiles() -> None:
@@ -156,11 +159,13 @@ def test_plain_operations() -> None:
     ops = ReferenceOps({}, batch([2, 0, 2], logit_index=[2, 0]))
     before = x.copy(), residual.copy()
     np.testing.assert_array_equal(ops.embed(weight), weight[[2, 0, 2]])
+    np.testing.assert_array_equal(ops.embed(weight, 0.5), weight[[2, 0, 2]] / 2)
     np.testing.assert_allclose(ops.linear(x, weight), x @ weight.T, atol=1e-6)
     np.testing.assert_allclose(ops.linear(x, weight, bias, residual), x @ weight.T + bias + residual, atol=1e-6)
     np.testing.assert_allclose(
         ops.rms_norm(x, x[0], 1e-3), x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-3) * x[0], rtol=1e-5
     )
+    np.testing.assert_array_equal(ops.rms_norm(x, x[0], 1e-3, x), ops.rms_norm(x, x[0], 1e-3) + x)
     np.testing.assert_array_equal(
         ops.rms_norm(x, x[0, :2], 1e-3), ops.rms_norm(x.reshape(12, 2), x[0, :2], 1e-3).reshape(3, 8)
     )
@@ -184,6 +189,10 @@ def test_gated_mlp(activation: str) -> None:
     hidden = np.vectorize(act)(x.astype(np.float64) @ gate.T) * (x @ up.T)
     mine = ReferenceOps({}, batch([0] * 3)).gated_mlp(x, gate, up, down, activation, residual)
     np.testing.assert_allclose(mine, hidden @ down.T + residual, rtol=1e-4, atol=1e-4)
+    one, two, three = random(6, seed=3), random(6, seed=4), random(4, seed=5)
+    hidden = np.vectorize(act)(x.astype(np.float64) @ gate.T + one) * (x @ up.T + two)
+    mine = ReferenceOps({}, batch([0] * 3)).gated_mlp(x, gate, up, down, activation, None, one, two, three)
+    np.testing.assert_allclose(mine, hidden @ down.T + three, rtol=1e-4, atol=1e-4)
 
 
 def test_copied_blocks_are_copied_in_every_layer_of_the_group_only() -> None:

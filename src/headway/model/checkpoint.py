@@ -15,6 +15,7 @@ from headway.model.reading import MAX_JSON_BYTES, open_file, read_json
 from headway.model.safetensors import holds_safetensors, read_folder
 from headway.ops.weight import Weight
 from headway.shape.config import shape_from_config
+from headway.shape.families import language_model
 from headway.shape.gguf import shape_from_gguf
 from headway.shape.model import ModelShape
 from headway.text.source import TokenizerSource
@@ -41,7 +42,7 @@ class Checkpoint:
     def shape(self, name: str) -> ModelShape:
         """The model as the planner knows it, built as from any config.json or GGUF."""
         if not self.gguf:
-            return shape_from_config(self.config.values, name)
+            return shape_from_config(self.config, name)
         tensors = {tensor: (weight.shape, weight.format) for tensor, weight in self.tensors.items()}
         return shape_from_gguf(self.config.values, tensors, name)
 
@@ -78,11 +79,31 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     file = gguf_in(path) if path.is_dir() and not holds_safetensors(path) else path
     if file is None or file.is_dir():
-        config = Fields(read_json(path / "config.json"), str(path / "config.json"), ModelFileError.of)
-        return Checkpoint(path, False, config.text("model_type"), config, read_folder(path))
+        whole = Fields(read_json(path / "config.json"), str(path / "config.json"), ModelFileError.of)
+        config, tensors = language_model(whole), read_folder(path)
+        if config.where != whole.where:
+            tensors = _of_language_model(tensors)
+        return Checkpoint(path, False, config.text("model_type"), config, tensors)
     model = read_model(file)
     config = Fields(model.metadata, str(file), ModelFileError.of)
     return Checkpoint(file, True, config.text("general.architecture"), config, model.tensors)
+
+
+# How wrappers of language model and encoders prefix the language model's tensors -> how it does itself.
+_PREFIXES = {
+    "language_model.model.": "model.", "language_model.lm_head.": "lm_head.", "model.language_model.": "model.",
+    "lm_head.": "lm_head.",
+}  # fmt: skip
+
+
+def _of_language_model(tensors: Mapping[str, Weight]) -> dict[str, Weight]:
+    """Its tensors under its own names; those of the encoders are left out."""
+    return {
+        own + name.removeprefix(prefix): weight
+        for name, weight in tensors.items()
+        for prefix, own in _PREFIXES.items()
+        if name.startswith(prefix)
+    }
 
 
 def tokenizer_source(checkpoint: Checkpoint, vocab_size: int) -> TokenizerSource:

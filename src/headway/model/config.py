@@ -15,7 +15,7 @@ from headway.ops.protocol import Rope
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """What defines a decoder of the Llama kind, whatever file it came from.
+    """What defines a decoder, whatever file it came from.
 
     Attributes:
         layers, heads, kv_heads, head_dim, hidden_size, intermediate_size, vocab_size: sizes.
@@ -25,6 +25,11 @@ class DecoderConfig:
         activation: of the MLP, as operations call it.
         tied: logits use the embedding table.
         unrotated: layers without positions.
+        windowed: layers that look back no further than their window, which is their KV group's to know.
+        local_rope: rotary positions of those; None = as the others'.
+        attention_scale: of queries times keys; None = 1 / sqrt(head_dim).
+        embedding_scale, logit_scale: factors on embeddings and logits.
+        score_softcap, logit_softcap: c of c * tanh(x / c), on scores and logits; 0 = none.
     """
 
     layers: int
@@ -40,10 +45,19 @@ class DecoderConfig:
     activation: str = "silu"
     tied: bool = False
     unrotated: frozenset[int] = frozenset()
+    windowed: frozenset[int] = frozenset()
+    local_rope: Rope | None = None
+    attention_scale: float | None = None
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    score_softcap: float = 0.0
+    logit_softcap: float = 0.0
 
     def rope_of(self, layer: int) -> Rope:
         """The rope of a layer."""
-        return Rope(()) if layer in self.unrotated else self.rope
+        if layer in self.unrotated:
+            return Rope(())
+        return self.local_rope if self.local_rope and layer in self.windowed else self.rope
 
     @property
     def q_width(self) -> int:
@@ -72,6 +86,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "mlp_bias": (False,), "quantization_config": (), "partial_rotary_factor": (1,), "num_local_experts": (0,),
     "num_experts": (0,), "attn_logit_softcapping": (), "final_logit_softcapping": (), "logits_scaling": (1,),
     "residual_multiplier": (1,), "embedding_multiplier": (1,), "rope_interleaved": (False,), "sliding_window": (),
+    "attention_multiplier": (), "query_pre_attn_scalar": (), "use_bidirectional_attention": (False,),
 }  # fmt: skip
 
 # Key in a GGUF's architecture namespace -> the field of a config.json that says the same.
@@ -150,9 +165,10 @@ def decoder_config(checkpoint: Checkpoint, dialect: Dialect = Dialect()) -> Deco
     """
     fields = stated(checkpoint, dialect)
     layers = fields.size("num_hidden_layers")
+    kinds = ("full_attention", *["sliding_attention"] * ("sliding_window" in dialect.understood))
     for kind in fields.words("layer_types", layers) or ():
-        if kind != "full_attention":
-            raise fields.fault("layer_types", f"{shown(kind)} is not supported; full_attention is")
+        if kind not in kinds:
+            raise fields.fault("layer_types", f"{shown(kind)} is not supported; accepted: {', '.join(kinds)}")
     hidden_size, heads = fields.size("hidden_size"), fields.size("num_attention_heads", most=MAX_HEADS)
     kv_heads = fields.size("num_key_value_heads", default=heads)
     head_dim = fields.size("head_dim", default=hidden_size // heads or 1)
@@ -173,7 +189,15 @@ def decoder_config(checkpoint: Checkpoint, dialect: Dialect = Dialect()) -> Deco
         rope=_rope(checkpoint, fields, head_dim, dialect),
         activation=_activation(fields),
         tied=fields.flag("tie_word_embeddings", False),
+        windowed=frozenset(
+            layer for group in checkpoint.shape("").groups if group.kind == "window" for layer in group.layers
+        ),
     )
+
+
+def optional_number(fields: Fields, name: str, otherwise: float) -> float:
+    """A number that may be missing or null."""
+    return fields.number(name) if fields.has(name) else otherwise
 
 
 def has_attention_biases(checkpoint: Checkpoint) -> bool:
@@ -181,6 +205,13 @@ def has_attention_biases(checkpoint: Checkpoint) -> bool:
     if checkpoint.gguf:
         return "blk.0.attn_q.bias" in checkpoint.tensors
     return checkpoint.config.flag("attention_bias", False)
+
+
+def has_mlp_biases(checkpoint: Checkpoint) -> bool:
+    """The same of the MLP's."""
+    if checkpoint.gguf:
+        return "blk.0.ffn_down.bias" in checkpoint.tensors
+    return checkpoint.config.flag("mlp_bias", False)
 
 
 def _activation(fields: Fields) -> str:

@@ -24,6 +24,7 @@ class Decoder:
         config: its sizes and constants.
         weights: the tensors to prepare, by role; each is needed once.
         parts: role of a weight -> the part it plays in a step, a field of `ByPart`.
+        one_less: roles of weights that the file keeps less 1: norms that start as zeros.
         build: prepared weights by role -> the forward pass.
         specs: the tensor that each weight is, or is cut from, by role.
         gguf: whether it comes from a GGUF file.
@@ -35,6 +36,7 @@ class Decoder:
     build: Callable[[Weights], Forward]
     specs: Mapping[str, TensorSpec]
     gguf: bool
+    one_less: frozenset[str] = frozenset()
 
     def cut(self, vocab_size: int) -> Decoder:
         """The same with no more than `vocab_size` rows in embedding and output matrix."""
@@ -51,6 +53,7 @@ def decoder_of(
     *,
     beside: Mapping[str, TensorSpec] = BESIDE_LAYERS,
     prefix: str = "model.layers.",
+    norms_less_one: bool = False,
     tables: Collection[str] = ("self_attn.rotary_emb.inv_freq",),
 ) -> Decoder:
     """A decoder whose layers hold the tensors `layer`.
@@ -58,6 +61,7 @@ def decoder_of(
     Args:
         beside: its tensors beside the layers.
         prefix: of the layers' names in a Hugging Face folder, before their number.
+        norms_less_one: the file keeps norms less 1.
         tables: what some of its folders keep in a layer that is computed here: rope tables, masks.
 
     Raises:
@@ -80,6 +84,7 @@ def decoder_of(
         build=lambda prepared: build(config, prepared),
         specs={name: specs[role] for role, pieces in cut.items() for name in pieces},
         gguf=checkpoint.gguf,
+        one_less=frozenset(role for role, spec in specs.items() if norms_less_one and spec.part == "norm"),
     )
 
 

@@ -6,12 +6,14 @@ et al. 2024).
 
 from __future__ import annotations
 
-from headway.model.blocks import Weights, attention, by_layer, gated_mlp, logits, qkv
+from headway.model.blocks import Weights, attention, by_layer, embed, gated_mlp, logits, qkv
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases
+from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases, has_mlp_biases
 from headway.model.family import Decoder, decoder_of
-from headway.model.tensors import LAYER, O_BIAS, QKV_BIASES
+from headway.model.tensors import LAYER, MLP_BIASES, O_BIAS, QKV_BIASES, TensorSpec
 from headway.ops.protocol import Forward, Ops, Tensor
+
+DIALECT = Dialect(understood=frozenset({"mlp_bias"}), gguf_interleaved=True)
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -20,9 +22,14 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = decoder_config(checkpoint, Dialect(gguf_interleaved=True))
+    config = decoder_config(checkpoint, DIALECT)
+    return decoder_of(checkpoint, config, layer_of(checkpoint), build)
+
+
+def layer_of(checkpoint: Checkpoint) -> dict[str, TensorSpec]:
+    """A layer's tensors, with the biases that the checkpoint has."""
     biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
-    return decoder_of(checkpoint, config, LAYER | biases, build)
+    return LAYER | biases | (MLP_BIASES if has_mlp_biases(checkpoint) else {})
 
 
 def build(config: DecoderConfig, weights: Weights) -> Forward:
@@ -30,7 +37,7 @@ def build(config: DecoderConfig, weights: Weights) -> Forward:
     layers = by_layer(weights, config.layers)
 
     def forward(ops: Ops) -> Tensor:
-        x = ops.embed(weights["embed"])
+        x = embed(ops, weights, config)
         for layer, w in enumerate(layers):
             q, k, v = qkv(ops, x, w, config)
             x = attention(ops, x, q, k, v, w, layer, config, config.rope_of(layer))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headway.core.errors import BadInput, ModelFileError, shown
 from headway.core.fields import Fields
-from headway.model import llama, phi3, qwen2, qwen3, smollm3
+from headway.model import gemma2, gemma3, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from headway.model.adapters import Adaptable, AdapterLimits, make_adaptable
 from headway.model.checkpoint import Checkpoint, open_checkpoint, sampling_defaults, tokenizer_source
 from headway.model.config import DecoderConfig
@@ -18,12 +18,19 @@ from headway.model.family import Decoder
 from headway.model.gguf_parts import model_name
 from headway.model.source import Progress, resolve
 from headway.ops.protocol import Backend, Forward
+from headway.ops.weight import plus_one
 from headway.shape.model import ByPart, ModelShape
 from headway.text.source import TokenizerSource
 
 # Architecture, as checkpoints name it -> family.
 FAMILIES = {
+    "gemma2": gemma2.decoder,
+    "gemma3": gemma3.decoder,  # in GGUF
+    "gemma3_text": gemma3.decoder,
+    "granite": granite.decoder,
     "llama": llama.decoder,
+    "mistral": mistral.decoder,
+    "olmo2": olmo2.decoder,
     "phi3": phi3.decoder,
     "qwen2": qwen2.decoder,
     "qwen3": qwen3.decoder,
@@ -117,7 +124,8 @@ class OpenModel:
         prepared, taken = {}, Counter[str]()
         for role, weight in decoder.weights.items():
             before, part = backend.weight_bytes, decoder.parts[role]
-            prepared[role] = backend.prepare(replace(weight, part=part))
+            stored = plus_one(weight) if role in decoder.one_less else weight
+            prepared[role] = backend.prepare(replace(stored, part=part))
             for origin in weight.origins:
                 origin.forget()
             taken[part] += backend.weight_bytes - before

@@ -15,5 +15,5 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = decoder_config(checkpoint, Dialect(defaults={"max_position_embeddings": 32768}))
+    config = decoder_config(checkpoint, Dialect(understood=frozenset({"sliding_window"})))
     return decoder_of(checkpoint, config, LAYER | QKV_BIASES, llama.build)

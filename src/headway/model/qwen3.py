@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.model.blocks import Weights, attention, by_layer, gated_mlp, logits, qkv
+from headway.model.blocks import Weights, attention, by_layer, embed, gated_mlp, logits, normed_qk, qkv
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases
 from headway.model.family import Decoder, decoder_of
@@ -16,7 +16,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = decoder_config(checkpoint, Dialect(defaults={"max_position_embeddings": 32768, "head_dim": 128}))
+    config = decoder_config(checkpoint, Dialect(understood=frozenset({"sliding_window"})))
     biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
     return decoder_of(checkpoint, config, LAYER | QK_NORMS | biases, build)
 
@@ -26,11 +26,10 @@ def build(config: DecoderConfig, weights: Weights) -> Forward:
     layers = by_layer(weights, config.layers)
 
     def forward(ops: Ops) -> Tensor:
-        x = ops.embed(weights["embed"])
+        x = embed(ops, weights, config)
         for layer, w in enumerate(layers):
             q, k, v = qkv(ops, x, w, config)
-            q = ops.rms_norm(q, w["q_norm"], config.norm_eps)
-            k = ops.rms_norm(k, w["k_norm"], config.norm_eps)
+            q, k = normed_qk(ops, q, k, w, config)
             x = attention(ops, x, q, k, v, w, layer, config, config.rope)
             x = gated_mlp(ops, x, w, config)
         return logits(ops, x, weights, config)

@@ -68,6 +68,26 @@ QK_NORMS = {
 }
 
 
+FULL_QK_NORMS = {
+    "q_norm": _spec("self_attn.q_norm.weight", "attn_q_norm.weight", "norm", "q_width"),
+    "k_norm": _spec("self_attn.k_norm.weight", "attn_k_norm.weight", "norm", "kv_width"),
+}
+MLP_BIASES = {
+    "gate_bias": _spec("mlp.gate_proj.bias", "ffn_gate.bias", "mlp", "intermediate_size"),
+    "up_bias": _spec("mlp.up_proj.bias", "ffn_up.bias", "mlp", "intermediate_size"),
+    "down_bias": _spec("mlp.down_proj.bias", "ffn_down.bias", "mlp", "hidden_size"),
+}
+# Norms of what attention and MLP make, before it is added. Where a layer has these, post_attention_layernorm is one.
+POST_NORMS = {
+    "attention_post_norm": _spec(
+        "post_attention_layernorm.weight", "post_attention_norm.weight", "norm", "hidden_size"
+    ),
+    "mlp_post_norm": _spec("post_feedforward_layernorm.weight", "post_ffw_norm.weight", "norm", "hidden_size"),
+}
+PRE_MLP_NORM = {"mlp_norm": _spec("pre_feedforward_layernorm.weight", "ffn_norm.weight", "norm", "hidden_size")}
+MATRICES = {role: spec for role, spec in LAYER.items() if spec.part != "norm"}
+
+
 def tensors_of(
     config: DecoderConfig,
     layer: Mapping[str, TensorSpec] = LAYER,

@@ -179,9 +179,7 @@ class ReferenceOps:
     def embed(self, table: np.ndarray, scale: float = 1.0) -> np.ndarray:
         return table[self._batch.ids] * np.float32(scale)
 
-    def rms_norm(
-        self, x: np.ndarray, weight: np.ndarray, eps: float, residual: np.ndarray | None = None
-    ) -> np.ndarray:
+    def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float, residual: np.ndarray | None = None) -> np.ndarray:
         parts = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
         mean_square = np.square(parts).mean(axis=-1, keepdims=True)
         out = (parts / np.sqrt(mean_square + np.float32(eps)) * weight).reshape(x.shape)

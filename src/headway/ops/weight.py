@@ -165,3 +165,9 @@ class Stack:
     def dequantise(self) -> np.ndarray:
         """All as float32 [matrices, out, in]."""
         return np.stack([matrix.dequantise() for matrix in self.matrices])
+
+
+def plus_one(weight: Weight) -> Weight:
+    """A vector with 1 added to each number, as float32."""
+    numbers = weight.dequantise() + np.float32(1)
+    return replace(weight, format="f32", data=numbers.view(np.uint8).reshape(-1))

@@ -16,7 +16,8 @@ from headway.shape.formats import FORMATS
 from headway.shape.model import ByPart, KVGroup, ModelShape, MoE
 
 NORMS = ("_norm", "output_norm", "rope_freqs", "sinks")
-WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}  # a full layer after every so many; other archs: all windows
+# Where a file with windows does not say which layers have them: each but every so many; other archs: all.
+WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}
 
 
 def shape_from_gguf(
@@ -119,16 +120,26 @@ def _groups(
     window = metadata.get(f"{architecture}.attention.sliding_window")
     if not window:
         return (KVGroup("full", every, kv_heads, head, value, decode_flops=flops, prefill_flops=flops),)
-    period = WINDOW_EVERY.get(architecture, 0)
-    full = tuple(layer for layer in every if period and (layer + 1) % period == 0)
-    windowed = tuple(layer for layer in every if layer not in full)
+    windowed = _windowed(architecture, metadata, number, layers)
+    full = tuple(layer for layer in every if layer not in windowed)
     groups = [
         KVGroup("window", windowed, kv_heads, head, value, window=number("attention.sliding_window"),
-                decode_flops=flops, prefill_flops=flops)
+                decode_flops=flops, prefill_flops=flops),
+        KVGroup("full", full, kv_heads, head, value, decode_flops=flops, prefill_flops=flops),
     ]  # fmt: skip
-    if full:
-        groups.append(KVGroup("full", full, kv_heads, head, value, decode_flops=flops, prefill_flops=flops))
-    return tuple(groups)
+    return tuple(group for group in groups if group.layers)
+
+
+def _windowed(architecture: str, metadata: Mapping[str, Any], number: Any, layers: int) -> tuple[int, ...]:
+    """Layers with a window; the pattern is a period or a flag per layer."""
+    key = "attention.sliding_window_pattern"
+    pattern = metadata.get(f"{architecture}.{key}", WINDOW_EVERY.get(architecture, 0))
+    if not isinstance(pattern, list):
+        period = number(key, pattern) if pattern else 0
+        pattern = [not period or (layer + 1) % period != 0 for layer in range(layers)]
+    if len(pattern) != layers or not all(isinstance(flag, bool) for flag in pattern):
+        raise BadInput(f"{architecture}.{key}", f"must be a period, or true or false for each of {layers} layers")
+    return tuple(layer for layer, windowed in enumerate(pattern) if windowed)
 
 
 def _moe(params: ByPart, tensors: Mapping[str, tuple[Sequence[int], str]], experts: int, number: Any) -> MoE:

@@ -13,7 +13,7 @@ from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend, CacheLayout, GroupBatch, Program, Rope, StepBatch
 from headway.ops.reference import ReferenceBackend
 from headway.shape.model import KVGroup
-from tests.ops.native.harness import kernels, random, unchecked
+from tests.ops.native.harness import kernels, random, unchecked, vector
 
 BLOCKS = 200
 BROKEN = range(690, 700)  # token ids whose queries, keys and values are NaN
@@ -36,6 +36,7 @@ class Layer:
         rope: Rope | None = None,
         softcap: float = 0.0,
         tokens: int = 700,
+        sunk: bool = False,
     ) -> None:
         self.layout = CacheLayout((group,), (BLOCKS,), block_size)
         backend.allocate(self.layout)
@@ -47,10 +48,12 @@ class Layer:
             rows[BROKEN] = np.nan
             tables.append(unchecked(backend, rows))
 
+        sinks = backend.prepare(vector(2 * random(heads, seed=1))) if sunk else None
+
         def family(ops: Any) -> Any:
             q, k, v = (ops.embed(table) for table in tables)
             q = ops.rope_and_cache(q, k, v, group.layers[0], rope)
-            return ops.logit_rows(ops.attention(q, group.layers[0], group.key_width**-0.5, softcap))
+            return ops.logit_rows(ops.attention(q, group.layers[0], group.key_width**-0.5, softcap, sinks))
 
         self.program: Program = backend.compile(family)
         self.free = np.random.default_rng(0).permutation(BLOCKS).tolist()
@@ -104,6 +107,8 @@ CASES = {
     "window": (KVGroup("window", (3,), 2, 32, 32, window=50), 4, 16, 0.0),
     "window of one": (KVGroup("window", (3,), 1, 32, 32, window=1), 2, 16, 0.0),
     "window, soft cap, small blocks": (KVGroup("window", (3,), 2, 48, 48, window=300), 4, 8, 5.0),
+    "sinks": (full(2, 32), 6, 16, 0.0),
+    "sinks, window, soft cap, small blocks": (KVGroup("window", (3,), 2, 24, 32, window=70), 4, 8, 3.0),
 }
 HISTORY = [
     {"a": range(37), "b": range(100, 101)},
@@ -119,8 +124,8 @@ HISTORY = [
 def test_attention_over_a_scattered_cache_equals_the_reference(kernel: str, kv_dtype: str, case: str) -> None:
     group, heads, block_size, softcap = CASES[case]
     backend = NativeBackend(threads=2, kernels=kernel, kv_dtype=kv_dtype)
-    native = Layer(backend, group, heads, block_size, softcap=softcap)
-    reference = Layer(ReferenceBackend(poison=True), group, heads, block_size, softcap=softcap)
+    native = Layer(backend, group, heads, block_size, softcap=softcap, sunk="sinks" in case)
+    reference = Layer(ReferenceBackend(poison=True), group, heads, block_size, softcap=softcap, sunk="sinks" in case)
     atol = 2e-5 if kv_dtype == "f32" else 2e-2
     for work in HISTORY:
         np.testing.assert_allclose(native.step(work), reference.step(work), rtol=0, atol=atol)
@@ -135,7 +140,7 @@ def test_a_query_is_the_same_bits_however_its_sequence_was_cut(kernel: str, kv_d
 
     def layer(threads: int) -> Layer:
         backend = NativeBackend(threads, kernels=kernel, kv_dtype=kv_dtype)
-        return Layer(backend, group, heads, block_size, softcap=softcap)
+        return Layer(backend, group, heads, block_size, softcap=softcap, sunk="sinks" in case)
 
     whole = layer(1).step({"a": range(length)})
     for threads, chunk in ((2, 1), (3, 7), (2, 64), (1, 100)):

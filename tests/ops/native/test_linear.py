@@ -172,6 +172,11 @@ def test_gated_mlp(kernel: str, activation: str) -> None:
     got = run(backend, x, lambda ops, h: ops.gated_mlp(h, *prepared, activation, residual=h))
     hidden = ACTIVATIONS[activation]((x @ gate.T).astype(np.float64)) * (x @ up.T)
     np.testing.assert_allclose(got, hidden @ down.T + x, rtol=1e-4, atol=2e-3)
+    biases = random(100, seed=4), random(100, seed=5), random(48, seed=6)
+    given = [backend.prepare(vector(bias)) for bias in biases]
+    got = run(backend, x, lambda ops, h: ops.gated_mlp(h, *prepared, activation, None, *given))
+    hidden = ACTIVATIONS[activation]((x @ gate.T + biases[0]).astype(np.float64)) * (x @ up.T + biases[1])
+    np.testing.assert_allclose(got, hidden @ down.T + biases[2], rtol=1e-4, atol=2e-3)
 
 
 @pytest.mark.parametrize("kernel", kernels())
@@ -183,6 +188,8 @@ def test_rms_norm(kernel: str) -> None:
         got = run(backend, x, lambda ops, h, w=prepared: ops.rms_norm(h, w, 1e-5))
         wide = x.astype(np.float64)
         np.testing.assert_allclose(got, wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5) * weight, rtol=1e-5)
+        added = run(backend, x, lambda ops, h, w=prepared: ops.rms_norm(h, w, 1e-5, residual=h))
+        np.testing.assert_array_equal(added, got + x)
 
 
 @pytest.mark.parametrize("kernel", kernels())
@@ -194,6 +201,14 @@ def test_a_norm_of_each_head_is_the_norm_of_rows_as_wide_as_a_head(kernel: str, 
     alone = run(backend, heads, lambda ops, h: ops.rms_norm(h, prepared, 1e-5))
     together = run(backend, heads.reshape(4, -1), lambda ops, h: ops.rms_norm(h, prepared, 1e-5))
     np.testing.assert_array_equal(together, alone.reshape(4, -1))
+
+
+def test_embeddings_are_scaled() -> None:
+    backend, x = NativeBackend(threads=1), random(5, 40)
+    table = backend.prepare(matrix(x))
+    backend.allocate(ONE_LAYER)
+    program = backend.compile(lambda ops: ops.logit_rows(ops.embed(table, 7.5)))
+    np.testing.assert_array_equal(program.run(step(5)).rows, x * np.float32(7.5))
 
 
 def test_a_norm_that_does_not_fit_is_refused() -> None:

@@ -1,0 +1,80 @@
+"""Gemma 2: norms before and behind attention and MLP, capped scores and logits, and a window in every other layer
+(Gemma team, 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp, qkv
+from headway.model.checkpoint import Checkpoint
+from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases, optional_number, stated
+from headway.model.family import Decoder, decoder_of
+from headway.model.tensors import LAYER, O_BIAS, POST_NORMS, PRE_MLP_NORM, QKV_BIASES, TensorSpec
+from headway.ops.protocol import Forward, Ops, Rope, Tensor
+
+SCALED_BY_WIDTH = 46  # layers of the 27B, whose GGUF has to be told from the others' by them
+DIALECT = Dialect(
+    understood=frozenset(
+        {"sliding_window", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}
+    ),
+    names={"hidden_act": "hidden_activation"},
+    defaults={"hidden_act": "gelu_pytorch_tanh"},
+    gguf={
+        "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
+        "attention.sliding_window": "sliding_window",
+    },
+)  # fmt: skip
+
+
+def decoder(checkpoint: Checkpoint) -> Decoder:
+    """Understand a checkpoint of this family.
+
+    Raises:
+        ModelFileError: config or tensors are not those of a model this family runs.
+    """
+    config = scaled(checkpoint, decoder_config(checkpoint, DIALECT), DIALECT, SCALED_BY_WIDTH)
+    softcap = optional_number(stated(checkpoint, DIALECT), "attn_logit_softcapping", 0.0)
+    config = replace(config, score_softcap=softcap)
+    return decoder_of(checkpoint, config, layer_of(checkpoint), build, norms_less_one=not checkpoint.gguf)
+
+
+def scaled(checkpoint: Checkpoint, config: DecoderConfig, dialect: Dialect, scaled_by_width: int) -> DecoderConfig:
+    """The config with the scales of a Gemma. A GGUF does not say that of scores: it is that of a head's width, but of
+    the model's width per head in the one model with so many layers (as in llama.cpp)."""
+    fields = stated(checkpoint, dialect)
+    own = config.hidden_size // config.heads if config.layers == scaled_by_width else config.head_dim
+    return replace(
+        config,
+        embedding_scale=config.hidden_size**0.5,
+        attention_scale=(own if checkpoint.gguf else fields.number("query_pre_attn_scalar", 256)) ** -0.5,
+        logit_softcap=optional_number(fields, "final_logit_softcapping", 0.0),
+    )
+
+
+def layer_of(checkpoint: Checkpoint) -> dict[str, TensorSpec]:
+    """A layer's tensors, with the biases that the checkpoint has."""
+    biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
+    return LAYER | POST_NORMS | PRE_MLP_NORM | biases
+
+
+def build(config: DecoderConfig, weights: Weights) -> Forward:
+    """The forward pass over prepared weights by role."""
+    layers = by_layer(weights, config.layers)
+
+    def forward(ops: Ops) -> Tensor:
+        x = embed(ops, weights, config)
+        for layer, w in enumerate(layers):
+            x = rest_of_layer(ops, x, *qkv(ops, x, w, config), w, layer, config, config.rope)
+        return logits(ops, x, weights, config)
+
+    return forward
+
+
+def rest_of_layer(
+    ops: Ops, x: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Weights, layer: int, config: DecoderConfig, rope: Rope
+) -> Tensor:
+    """A layer from its queries, keys and values on."""
+    attended = attend(ops, q, k, v, w, layer, config, rope)
+    x = ops.rms_norm(attended, w["attention_post_norm"], config.norm_eps, residual=x)
+    h = ops.rms_norm(x, w["mlp_norm"], config.norm_eps)
+    return ops.rms_norm(mlp(ops, h, w, config), w["mlp_post_norm"], config.norm_eps, residual=x)

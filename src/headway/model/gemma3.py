@@ -1,0 +1,79 @@
+"""Gemma 3, its text model: a Gemma 2 whose heads of queries and keys are normed, and whose layers with a window have
+rotary positions of their own (Gemma team, 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headway.core.fields import Fields
+from headway.model import gemma2
+from headway.model.blocks import Weights, by_layer, embed, logits, normed_qk, qkv
+from headway.model.checkpoint import Checkpoint
+from headway.model.config import DecoderConfig, decoder_config, stated
+from headway.model.family import Decoder, decoder_of
+from headway.model.rope import inverse_frequencies, rope, rope_from_hf
+from headway.model.tensors import QK_NORMS
+from headway.ops.protocol import Forward, Ops, Rope, Tensor
+
+SCALED_BY_WIDTH = 62  # layers of the 27B
+# attn_logit_softcapping is "understood" as in transformers, whose Gemma 3 has the field and never caps scores.
+DIALECT = replace(
+    gemma2.DIALECT,
+    gguf={
+        **gemma2.DIALECT.gguf,
+        "attention.sliding_window_pattern": "sliding_window_pattern",
+        "rope.freq_base_swa": "rope_local_base_freq",
+    },
+)
+KINDS = ("full_attention", "sliding_attention")
+
+
+def decoder(checkpoint: Checkpoint) -> Decoder:
+    """Understand a checkpoint of this family.
+
+    Raises:
+        ModelFileError: config or tensors are not those of a model this family runs.
+    """
+    stated_at_all = checkpoint.config
+    if not checkpoint.gguf:
+        full = _rope_fields(stated_at_all, "full_attention", "rope_theta", "rope_scaling")
+        checkpoint = replace(checkpoint, config=full)
+    config = gemma2.scaled(checkpoint, decoder_config(checkpoint, DIALECT), DIALECT, SCALED_BY_WIDTH)
+    if checkpoint.gguf:
+        theta = stated(checkpoint, DIALECT).number("rope_local_base_freq", 1e4)
+        local = rope(inverse_frequencies(config.head_dim, theta))
+    else:
+        fields = _rope_fields(stated_at_all, "sliding_attention", "rope_local_base_freq")
+        local = rope_from_hf(fields, config.head_dim)
+    layer = gemma2.layer_of(checkpoint) | QK_NORMS
+    return decoder_of(
+        checkpoint, config, layer, lambda config, weights: build(config, weights, local), not checkpoint.gguf
+    )
+
+
+def _rope_fields(fields: Fields, kind: str, theta: str, scaling: str = "") -> Fields:
+    """The fields, with the rope of one kind of layer as their only one. Newer files have a rope per kind; older ones
+    say `theta`, and `scaling` of the full layers alone."""
+    nested = fields.group("rope_parameters")
+    for name in nested.values:
+        if name not in KINDS:
+            raise nested.fault(name, f"is not a kind of layer; accepted: {', '.join(KINDS)}")
+    older = fields.group(scaling).values if scaling else {}
+    values = {"rope_theta": fields.number(theta), **nested.group(kind).values, **older}
+    return Fields({**fields.values, "rope_parameters": values, "rope_scaling": None}, fields.where, fields.error)
+
+
+def build(config: DecoderConfig, weights: Weights, local: Rope) -> Forward:
+    """The forward pass over prepared weights by role. local: rotary positions of layers with a window."""
+    layers = by_layer(weights, config.layers)
+
+    def forward(ops: Ops) -> Tensor:
+        x = embed(ops, weights, config)
+        for layer, w in enumerate(layers):
+            turn = local if layer in config.windowed else config.rope
+            q, k, v = qkv(ops, x, w, config)
+            q, k = normed_qk(ops, q, k, w, config)
+            x = gemma2.rest_of_layer(ops, x, q, k, v, w, layer, config, turn)
+        return logits(ops, x, weights, config)
+
+    return forward

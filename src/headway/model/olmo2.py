@@ -1,0 +1,38 @@
+"""OLMo 2: norms behind attention and MLP instead of before, and over all queries and all keys (OLMo team, 2025)."""
+
+from __future__ import annotations
+
+from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp, normed_qk, projections
+from headway.model.checkpoint import Checkpoint
+from headway.model.config import DecoderConfig, decoder_config, has_attention_biases
+from headway.model.family import Decoder, decoder_of
+from headway.model.tensors import FULL_QK_NORMS, MATRICES, O_BIAS, POST_NORMS, QKV_BIASES
+from headway.ops.protocol import Forward, Ops, Tensor
+
+
+def decoder(checkpoint: Checkpoint) -> Decoder:
+    """Understand a checkpoint of this family.
+
+    Raises:
+        ModelFileError: config or tensors are not those of a model this family runs.
+    """
+    biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
+    layer = MATRICES | POST_NORMS | FULL_QK_NORMS | biases
+    return decoder_of(checkpoint, decoder_config(checkpoint), layer, build)
+
+
+def build(config: DecoderConfig, weights: Weights) -> Forward:
+    """The forward pass over prepared weights by role."""
+    layers = by_layer(weights, config.layers)
+
+    def forward(ops: Ops) -> Tensor:
+        x = embed(ops, weights, config)
+        for layer, w in enumerate(layers):
+            q, k, v = projections(ops, x, w)
+            q, k = normed_qk(ops, q, k, w, config)
+            attended = attend(ops, q, k, v, w, layer, config, config.rope)
+            x = ops.rms_norm(attended, w["attention_post_norm"], config.norm_eps, residual=x)
+            x = ops.rms_norm(mlp(ops, x, w, config), w["mlp_post_norm"], config.norm_eps, residual=x)
+        return logits(ops, x, weights, config)
+
+    return forward
