@@ -4,6 +4,7 @@ rotary positions of their own (Gemma team, 2025)."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from headway.core.fields import Fields
 from headway.model import gemma2
@@ -34,21 +35,18 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    stated_at_all = checkpoint.config
+    own = checkpoint
     if not checkpoint.gguf:
-        full = _rope_fields(stated_at_all, "full_attention", "rope_theta", "rope_scaling")
-        checkpoint = replace(checkpoint, config=full)
-    config = gemma2.scaled(checkpoint, decoder_config(checkpoint, DIALECT), DIALECT, SCALED_BY_WIDTH)
+        own = replace(own, config=_rope_fields(own.config, "full_attention", "rope_theta", "rope_scaling"))
+    config = gemma2.scaled(own, decoder_config(own, DIALECT), DIALECT, SCALED_BY_WIDTH)
     if checkpoint.gguf:
-        theta = stated(checkpoint, DIALECT).number("rope_local_base_freq", 1e4)
+        theta = stated(own, DIALECT).number("rope_local_base_freq", 1e4)
         local = rope(inverse_frequencies(config.head_dim, theta))
     else:
-        fields = _rope_fields(stated_at_all, "sliding_attention", "rope_local_base_freq")
+        fields = _rope_fields(checkpoint.config, "sliding_attention", "rope_local_base_freq")
         local = rope_from_hf(fields, config.head_dim)
-    layer = gemma2.layer_of(checkpoint) | QK_NORMS
-    return decoder_of(
-        checkpoint, config, layer, lambda config, weights: build(config, weights, local), not checkpoint.gguf
-    )
+    layer = gemma2.layer_of(own) | QK_NORMS
+    return decoder_of(own, config, layer, partial(build, local), norms_less_one=not own.gguf)
 
 
 def _rope_fields(fields: Fields, kind: str, theta: str, scaling: str = "") -> Fields:
@@ -63,7 +61,7 @@ def _rope_fields(fields: Fields, kind: str, theta: str, scaling: str = "") -> Fi
     return Fields({**fields.values, "rope_parameters": values, "rope_scaling": None}, fields.where, fields.error)
 
 
-def build(config: DecoderConfig, weights: Weights, local: Rope) -> Forward:
+def build(local: Rope, config: DecoderConfig, weights: Weights) -> Forward:
     """The forward pass over prepared weights by role. local: rotary positions of layers with a window."""
     layers = by_layer(weights, config.layers)
 

@@ -44,9 +44,12 @@ class AdaptedOps:
         down: Prepared,
         activation: str,
         residual: Tensor | None = None,
+        gate_bias: Prepared | None = None,
+        up_bias: Prepared | None = None,
+        down_bias: Prepared | None = None,
     ) -> Tensor:
-        hidden = self._ops.gated(self.linear(x, gate), self.linear(x, up), activation)
-        return self.linear(hidden, down, residual=residual)
+        hidden = self._ops.gated(self.linear(x, gate, gate_bias), self.linear(x, up, up_bias), activation)
+        return self.linear(hidden, down, down_bias, residual)
 
     def __getattr__(self, name: str) -> Callable[..., Tensor]:
         return getattr(self._ops, name)
