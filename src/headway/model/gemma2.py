@@ -10,7 +10,7 @@ from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases, optional_number, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.tensors import LAYER, O_BIAS, POST_NORMS, PRE_MLP_NORM, QKV_BIASES, TensorSpec
-from headway.ops.protocol import Forward, Ops, Rope, Tensor
+from headway.ops.protocol import Forward, Ops, Tensor
 
 SCALED_BY_WIDTH = 46  # layers of the 27B, whose GGUF has to be told from the others' by them
 DIALECT = Dialect(
@@ -64,17 +64,17 @@ def build(config: DecoderConfig, weights: Weights) -> Forward:
     def forward(ops: Ops) -> Tensor:
         x = embed(ops, weights, config)
         for layer, w in enumerate(layers):
-            x = rest_of_layer(ops, x, *qkv(ops, x, w, config), w, layer, config, config.rope)
+            x = rest_of_layer(ops, x, *qkv(ops, x, w, config), w, layer, config)
         return logits(ops, x, weights, config)
 
     return forward
 
 
 def rest_of_layer(
-    ops: Ops, x: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Weights, layer: int, config: DecoderConfig, rope: Rope
+    ops: Ops, x: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Weights, layer: int, config: DecoderConfig
 ) -> Tensor:
     """A layer from its queries, keys and values on."""
-    attended = attend(ops, q, k, v, w, layer, config, rope)
+    attended = attend(ops, q, k, v, w, layer, config, config.rope_of(layer))
     x = ops.rms_norm(attended, w["attention_post_norm"], config.norm_eps, residual=x)
     h = ops.rms_norm(x, w["mlp_norm"], config.norm_eps)
     return ops.rms_norm(mlp(ops, h, w, config), w["mlp_post_norm"], config.norm_eps, residual=x)

@@ -4,7 +4,6 @@ rotary positions of their own (Gemma team, 2025)."""
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from headway.core.fields import Fields
 from headway.model import gemma2
@@ -14,7 +13,7 @@ from headway.model.config import DecoderConfig, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.rope import inverse_frequencies, rope, rope_from_hf
 from headway.model.tensors import QK_NORMS
-from headway.ops.protocol import Forward, Ops, Rope, Tensor
+from headway.ops.protocol import Forward, Ops, Tensor
 
 SCALED_BY_WIDTH = 62  # layers of the 27B
 # attn_logit_softcapping is "understood" as in transformers, whose Gemma 3 has the field and never caps scores.
@@ -45,8 +44,8 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     else:
         fields = _rope_fields(checkpoint.config, "sliding_attention", "rope_local_base_freq")
         local = rope_from_hf(fields, config.head_dim)
-    layer = gemma2.layer_of(own) | QK_NORMS
-    return decoder_of(own, config, layer, partial(build, local), norms_less_one=not own.gguf)
+    config, layer = replace(config, local_rope=local), gemma2.layer_of(own) | QK_NORMS
+    return decoder_of(own, config, layer, build, norms_less_one=not own.gguf)
 
 
 def _rope_fields(fields: Fields, kind: str, theta: str, scaling: str = "") -> Fields:
@@ -61,17 +60,16 @@ def _rope_fields(fields: Fields, kind: str, theta: str, scaling: str = "") -> Fi
     return Fields({**fields.values, "rope_parameters": values, "rope_scaling": None}, fields.where, fields.error)
 
 
-def build(local: Rope, config: DecoderConfig, weights: Weights) -> Forward:
-    """The forward pass over prepared weights by role. local: rotary positions of layers with a window."""
+def build(config: DecoderConfig, weights: Weights) -> Forward:
+    """The forward pass over prepared weights by role."""
     layers = by_layer(weights, config.layers)
 
     def forward(ops: Ops) -> Tensor:
         x = embed(ops, weights, config)
         for layer, w in enumerate(layers):
-            turn = local if layer in config.windowed else config.rope
             q, k, v = qkv(ops, x, w, config)
             q, k = normed_qk(ops, q, k, w, config)
-            x = gemma2.rest_of_layer(ops, x, q, k, v, w, layer, config, turn)
+            x = gemma2.rest_of_layer(ops, x, q, k, v, w, layer, config)
         return logits(ops, x, weights, config)
 
     return forward
