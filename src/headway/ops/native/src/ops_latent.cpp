@@ -87,7 +87,7 @@ int Program::latent_attention(int q, int latent, Vector norm, Weights key_up, We
   push(std::move(split), {q, angles});
   add_head_linear(plain, key_up, wide);
 
-  const int found = attention(wide, layer, scale, 0);
+  const int found = attention(wide, layer, scale, 0, nullptr);
   auto rows = std::make_unique<HeadRowsOp>();
   rows->x = found;
   rows->heads = heads;
