@@ -83,7 +83,7 @@ class AdapterFile:
         for name, pair in sorted(self.pairs.items()):
             for weight in (pair.down, pair.up):
                 digest.update(f"{name} {weight.format} {weight.shape} {pair.scale!r}\n".encode())
-                digest.update(weight.data.data)
+                digest.update(weight.data.reshape(-1).data)
         return digest.hexdigest()
 
 

@@ -11,9 +11,10 @@ from typing import Any
 from headway.core.errors import ModelFileError, shown
 from headway.core.fields import Fields
 from headway.model.gguf_parts import gguf_in, read_model
+from headway.model.quantised import unpacked
 from headway.model.reading import MAX_JSON_BYTES, open_file, read_json
 from headway.model.safetensors import holds_safetensors, read_folder
-from headway.ops.weight import Weight
+from headway.ops.weight import READABLE, Weight
 from headway.shape.config import shape_from_config
 from headway.shape.families import language_model
 from headway.shape.gguf import shape_from_gguf
@@ -63,6 +64,8 @@ class Checkpoint:
                 f"{self.path}: {_listed('tensor', unexpected)} not part of a {self.architecture} model"
             )
         for role, name in names.items():
+            if self.tensors[name].format not in READABLE:
+                raise ModelFileError(f"{self.path}: tensor {name} is stored as {self.tensors[name].format.upper()}")
             if self.tensors[name].shape != shapes[role]:
                 raise ModelFileError(
                     f"{self.path}: tensor {name}: its shape is {self.tensors[name].shape}, "
@@ -80,7 +83,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     file = gguf_in(path) if path.is_dir() and not holds_safetensors(path) else path
     if file is None or file.is_dir():
         whole = Fields(read_json(path / "config.json"), str(path / "config.json"), ModelFileError.of)
-        config, tensors = language_model(whole), read_folder(path)
+        config, tensors = language_model(whole), unpacked(whole, read_folder(path))
         if config.where != whole.where:
             tensors = _of_language_model(tensors)
         return Checkpoint(path, False, config.text("model_type"), config, tensors)

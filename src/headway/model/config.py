@@ -83,7 +83,7 @@ class DecoderConfig:
 # Fields of a config.json that change the arithmetic of some family, and the values that change nothing. A family's
 # `Dialect` names those that it carries out; of any other only these values are accepted.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "mlp_bias": (False,), "quantization_config": (), "partial_rotary_factor": (1,), "num_local_experts": (0,),
+    "mlp_bias": (False,), "partial_rotary_factor": (1,), "num_local_experts": (0,),
     "num_experts": (0,), "attn_logit_softcapping": (), "final_logit_softcapping": (), "logits_scaling": (1,),
     "residual_multiplier": (1,), "embedding_multiplier": (1,), "rope_interleaved": (False,), "sliding_window": (),
     "attention_multiplier": (), "query_pre_attn_scalar": (), "use_bidirectional_attention": (False,),

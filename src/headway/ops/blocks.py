@@ -141,3 +141,29 @@ READERS: dict[str, Reader] = {
     "q8_0": _q8_0, "q4_0": _q4_0, "q4_1": _q4_1, "q5_0": _q5_0, "q5_1": _q5_1, "q2_k": _q2_k, "q3_k": _q3_k,
     "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k, "iq4_nl": _iq4_nl, "iq4_xs": _iq4_xs,
 }  # fmt: skip
+
+
+def write_q4_0(q: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """q integers from -8 to 7 [blocks, 32], d float16 [blocks] -> uint8 [blocks, 18]."""
+    return np.concatenate([_stored_half(d), _stored_nibbles(q + 8)], axis=1)
+
+
+def write_q5_0(q: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """q integers from -16 to 15 [blocks, 32], d float16 [blocks] -> uint8 [blocks, 22]."""
+    fifth = np.packbits(q >= 0, axis=1, bitorder="little")
+    return np.concatenate([_stored_half(d), fifth, _stored_nibbles(q & 15)], axis=1)
+
+
+def write_q8_0(q: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """q integers from -128 to 127 [blocks, 32], d float16 [blocks] -> uint8 [blocks, 34]."""
+    return np.concatenate([_stored_half(d), q.astype(np.int8).view(np.uint8)], axis=1)
+
+
+def _stored_half(d: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(d, np.float16).view(np.uint8).reshape(-1, 2)
+
+
+def _stored_nibbles(q: np.ndarray) -> np.ndarray:
+    """From 0 to 15, [blocks, 32] -> [blocks, 16]."""
+    q = q.astype(np.uint8)
+    return q[:, :16] | q[:, 16:] << 4

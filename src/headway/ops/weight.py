@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -41,6 +42,20 @@ class Origin(Protocol):
         ...
 
 
+class Deferred:
+    """Bytes that are made of others whenever they are looked at, and not kept: uint8 [nbytes]."""
+
+    def __init__(self, nbytes: int, make: Callable[[], np.ndarray]) -> None:
+        self.nbytes = nbytes
+        self._make = make
+
+    def reshape(self, *shape: int) -> np.ndarray:
+        return self._make().reshape(*shape)
+
+    def view(self, dtype: type) -> np.ndarray:
+        return self._make().view(dtype)
+
+
 @dataclass(frozen=True)
 class Weight:
     """A tensor of a checkpoint, still in its stored form (usually a view of the mapped file, so free to hold).
@@ -58,7 +73,7 @@ class Weight:
     name: str
     shape: tuple[int, ...]
     format: str
-    data: np.ndarray
+    data: np.ndarray | Deferred
     origin: Origin | None = None
     part: str = ""
 
@@ -109,7 +124,7 @@ class Weight:
 
     def flat(self) -> np.ndarray:
         """The data as uint8 [bytes], row-major; copied only if they are not."""
-        return np.ascontiguousarray(self.data).reshape(-1)
+        return np.ascontiguousarray(self.data.reshape(-1))
 
     def dequantise(self) -> np.ndarray:
         """The whole weight as float32 of `shape`. Of an f32 weight this is a view, not a copy."""

@@ -54,7 +54,7 @@ _TABLE = (
     Format("f32", 1, 4, 4.0, "fp32", gguf=0, dtype="F32", aliases=("fp32", "float32")),
     Format("bf16", 1, 2, 2.0, gguf=30, dtype="BF16", measured="bf16", aliases=("bfloat16",)),
     Format("f16", 1, 2, 2.0, gguf=1, dtype="F16", measured="bf16", aliases=("fp16", "float16")),
-    Format("fp8", 1, 1, 1.0, "fp8", measured="fp8"),
+    Format("fp8", 1, 1, 1.0, "fp8", dtype="F8_E4M3", measured="fp8"),
     Format("int8", 1, 1, 1.0, aliases=("w8a8",)),
     Format("int4", 256, 133, 0.5, measured="int4", aliases=("awq", "gptq", "w4a16")),
     Format("fp4", 16, 9, 0.5, "fp4", measured="fp4"),
@@ -68,8 +68,8 @@ _TABLE = (
     Format("iq3_xxs", 256, 98, gguf=18), Format("iq2_s", 256, 82, gguf=22), Format("iq2_xs", 256, 74, gguf=17),
     Format("iq2_xxs", 256, 66, gguf=16), Format("iq1_m", 256, 56, gguf=29), Format("iq1_s", 256, 50, gguf=19),
     Format("tq1_0", 256, 54, gguf=34), Format("tq2_0", 256, 66, gguf=35),
-    Format("i8", 1, 1, gguf=24), Format("i16", 1, 2, gguf=25), Format("i32", 1, 4, gguf=26),
-    Format("i64", 1, 8, gguf=27), Format("f64", 1, 8, gguf=28),
+    Format("u8", 1, 1, dtype="U8"), Format("i8", 1, 1, gguf=24, dtype="I8"), Format("i16", 1, 2, gguf=25),
+    Format("i32", 1, 4, gguf=26, dtype="I32"), Format("i64", 1, 8, gguf=27, dtype="I64"), Format("f64", 1, 8, gguf=28),
 )  # fmt: skip
 FORMATS = {format.name: format for format in _TABLE}
 BY_GGUF_TYPE = {format.gguf: format for format in _TABLE if format.gguf is not None}
