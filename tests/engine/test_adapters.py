@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headway import LLM
 from headway.core.clock import VirtualClock
 from headway.core.errors import BadInput
 from headway.core.request import SamplingParams
 from headway.core.step import Capabilities, RowInit, StepPlan, Work
 from headway.engine.loop import EngineLoop
 from headway.engine.messages import Refusal, Submit
+from headway.engine.options import EngineOptions
 from headway.executor.adapters import AdapterTable
 from headway.executor.model import ModelExecutor
 from headway.model import llama
 from headway.model.adapters import AdapterLimits, make_adaptable
 from headway.model.family import Decoder
+from headway.model.load import open_model
+from headway.model.source import DEFAULT_MODEL
 from headway.model.tensors import tensors_of
+from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
@@ -72,11 +78,11 @@ def answer(loop: EngineLoop, adapter: str = "", tokens: tuple[int, ...] = PROMPT
 
 
 @pytest.fixture(params=kernels()[:1])
-def native(request: pytest.FixtureRequest) -> NativeBackend:
+def kernel(request: pytest.FixtureRequest) -> NativeBackend:
     return NativeBackend(threads=2, kernels=request.param)
 
 
-def test_every_request_is_answered_as_if_its_adapter_were_alone(native: NativeBackend, tmp_path: Path) -> None:
+def test_every_request_is_answered_as_if_its_adapter_were_alone(kernel: NativeBackend, tmp_path: Path) -> None:
     texts = prompts(12)
     names = ["", "a", "b", "c"]
     plain = complete(TinyModel(NativeBackend(threads=1)).loop(), texts, GREEDY)
@@ -95,7 +101,7 @@ def test_every_request_is_answered_as_if_its_adapter_were_alone(native: NativeBa
     expected = {name: alone(name) for name in names}
     assert expected[""] == {id: tokens_of(deltas) for id, deltas in plain.items()}
     assert len({str(tokens) for tokens in expected.values()}) == len(names)
-    together = loop_of(native)
+    together = loop_of(kernel)
     for name in names[1:]:
         together.load_adapter(name, adapter(tmp_path, name, ord(name)))
     for _ in ("cold", "warm"):
@@ -147,10 +153,10 @@ def test_requests_keep_the_adapter_they_began_with(tmp_path: Path) -> None:
     loop.load_adapter("b", adapter(tmp_path, "b"))
 
 
-def test_loading_while_others_run_changes_nothing_for_them(native: NativeBackend, tmp_path: Path) -> None:
+def test_loading_while_others_run_changes_nothing_for_them(kernel: NativeBackend, tmp_path: Path) -> None:
     texts = prompts(8)
-    expected = {id: tokens_of(deltas) for id, deltas in complete(TinyModel(native).loop(), texts, GREEDY).items()}
-    loop = loop_of(native, count=2)
+    expected = {id: tokens_of(deltas) for id, deltas in complete(TinyModel(kernel).loop(), texts, GREEDY).items()}
+    loop = loop_of(kernel, count=2)
     submit_all(loop, texts, GREEDY)
     got: dict[str, list[int]] = {}
     for turn in range(40):
@@ -201,3 +207,64 @@ def test_a_row_whose_adapter_is_not_here_fails_alone() -> None:
     result = executor.collect(0)
     assert result.failed == {"x": "its adapter gone@0 is not loaded"}
     assert list(result.tokens) == ["y"]
+
+
+DEMO = SamplingParams(temperature=0.0, max_tokens=8)
+QUESTION = "The capital of France is"
+
+
+@pytest.fixture(scope="module")
+def demo_adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Small random adapters for the built-in model."""
+    decoder = open_model(DEFAULT_MODEL).decoder
+    shapes = {
+        spec.hf.removesuffix(".weight"): decoder.weights[role].shape
+        for role, spec in decoder.specs.items()
+        if spec.part in ("attention", "mlp")
+    }
+    folder = tmp_path_factory.mktemp("adapters")
+    return {
+        name: write_random(folder / name, shapes, seed, size=0.07, rank=8)  # type: ignore[arg-type]
+        for seed, name in enumerate(("one", "two"))
+    }
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+def test_the_built_in_model_with_adapters(demo_adapters: dict[str, Path], tmp_path: Path) -> None:
+    with LLM(max_model_len=256, max_loras=2, loras={"one": demo_adapters["one"]}) as llm:
+        memory = llm.engine.memory
+        assert memory.adapters > 2 * 4 * 16 * 30 * (8 * 576 + 2 * 192 + 3 * 1536)
+        assert memory.room + memory.adapters == memory.usable - memory.weights - memory.activations - memory.reserve
+        assert ("LoRA adapters", "one; room for 2 of rank up to 16") in llm.engine.lines()
+        plain = llm.generate(QUESTION, DEMO)[0].text
+        changed = llm.generate(QUESTION, DEMO, adapter="one")[0]
+        assert changed.text != plain
+        with pytest.raises(BadInput, match="'two' is not loaded; loaded: one"):
+            llm.generate(QUESTION, DEMO, adapter="two")
+        with pytest.raises(BadInput, match="no such folder"):
+            llm.load_lora("two", tmp_path / "missing")
+        llm.load_lora("two", demo_adapters["two"])
+        assert llm.loras == ["one", "two"]
+        assert llm.chat("Hello", DEMO, adapter="two").text != llm.chat("Hello", DEMO).text
+        llm.unload_lora("one")
+        assert llm.generate(QUESTION, DEMO)[0].text == plain
+        llm.load_lora("one", demo_adapters["two"])
+        assert llm.generate(QUESTION, DEMO, adapter="one")[0].text not in (plain, changed.text)
+        llm.unload_lora("one")
+        llm.load_lora("one", demo_adapters["one"])
+        again = llm.generate(QUESTION, DEMO, adapter="one")[0]
+        assert again.text == changed.text
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"lora": ("one",)}, "--lora: 'one' is not NAME=PATH"),
+        ({"lora": ("one=a", "one=b")}, "--lora: 'one' is given twice"),
+        ({"lora": ("one=a", "two=b"), "max_loras": 1}, "--max-loras: 1 are fewer than the 2"),
+        ({"max_lora_rank": 0}, "--max-lora-rank"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(BadInput, match=fault):
+        EngineOptions(**options)

@@ -189,8 +189,9 @@ def _replace(path: Path, data: bytes) -> None:
             raise
 
 
-def run(llm: LLM, batch: Batch) -> int:
-    """Do what is left, appending each result as it is done, with progress on stderr -> how many failed."""
+def run(llm: LLM, batch: Batch, adapter: str = "") -> int:
+    """Do what is left with a LoRA adapter, or none, appending each result as it is done, with progress on stderr -> how
+    many failed."""
     from headway.cli.terminal import note, stderr
     from headway.engine.progress import batch_bar
 
@@ -200,7 +201,7 @@ def run(llm: LLM, batch: Batch) -> int:
     bar = batch_bar(stderr, batch.total, done, lambda: llm.generated) if stderr.is_terminal else plain_bar(batch, done)
     try:
         with batch.output.open("ab") as file, bar as report:
-            for id, result in llm.as_completed(requests):
+            for id, result in llm.as_completed(requests, adapter=adapter):
                 line = encode(id, result)
                 file.write(line + b"\n")
                 file.flush()

@@ -42,6 +42,7 @@ def chat(
     ] = None,
     temperature: options.Temperature = None,
     seed: options.Seed = None,
+    adapter: options.Adapter = None,
     stats: Annotated[bool, typer.Option("--stats", help="After every answer what /stats shows.")] = False,
 ) -> None:
     """Talk to a model; the history is kept, and each turn reuses the cache of the turns before.
@@ -54,6 +55,7 @@ def chat(
     from headway.model.source import DEFAULT_MODEL
 
     given = options.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    lora = options.adapter(engine, adapter)
     start: list[Message] = [{"role": "system", "content": system}] if system else []
     if url is not None:
         from headway.client.chat import Client
@@ -69,10 +71,10 @@ def chat(
     if info.tokenizer.chat_template is None:
         raise BadInput("MODEL", f"{info.name} has no chat template; complete texts with `headway generate --prompt`")
     with load_model(engine) as llm:
-        Conversation(info.name, _local(llm, llm.params(**given)), start, stats, llm.engine.memory).run()
+        Conversation(lora or info.name, _local(llm, llm.params(**given), lora), start, stats, llm.engine.memory).run()
 
 
-def _local(llm: LLM, params: SamplingParams) -> Say:
+def _local(llm: LLM, params: SamplingParams, adapter: str) -> Say:
     import msgspec
 
     from headway.cli.terminal import Answer, print_pieces
@@ -81,7 +83,7 @@ def _local(llm: LLM, params: SamplingParams) -> Say:
         tokens = llm.engine.encode_chat(messages)
         room = max(1, llm.engine.max_model_len - len(tokens))
         limited = msgspec.structs.replace(params, max_tokens=min(params.max_tokens or room, room))
-        with llm.stream(tokens, limited) as stream:
+        with llm.stream(tokens, limited, adapter=adapter) as stream:
             print_pieces(delta.text for delta in stream)
         return Answer.of(stream.completion)
 

@@ -37,6 +37,7 @@ def generate(
     ] = None,
     temperature: options.Temperature = None,
     seed: options.Seed = None,
+    adapter: options.Adapter = None,
     json: Annotated[bool, typer.Option("--json", help="With --prompt: print one JSON object.")] = False,
 ) -> None:
     """Complete prompts in batches; an interrupted run continues where it stopped."""
@@ -49,6 +50,7 @@ def generate(
     if (input is None) != (output is None):
         raise BadInput("--output", "--input and --output go together")
     given = options.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    lora = options.adapter(engine, adapter)
     if input is not None and output is not None:
         output = Path("/dev/stdout") if output == batch.STANDARD else output
         work = batch.open_batch(input, output, given)  # bad lines show before the model loads
@@ -56,7 +58,7 @@ def generate(
             note(f"nothing is left to do: {output} holds all {work.total} answers")
             return
         with load_model(engine) as llm:
-            failed = batch.run(llm, work)
+            failed = batch.run(llm, work, lora)
         if failed:
             note(f"{failed} of {work.total} prompts failed, see their lines; run this again to retry them")
             raise typer.Exit(1)
@@ -65,9 +67,9 @@ def generate(
     with load_model(engine, quiet=json) as llm:
         params = llm.params(**given)
         if json:
-            print(batch.encode(None, llm.generate(prompt, params, show_progress=False)[0]).decode())
+            print(batch.encode(None, llm.generate(prompt, params, adapter=lora, show_progress=False)[0]).decode())
             return
-        with llm.stream(prompt, params) as stream:
+        with llm.stream(prompt, params, adapter=lora) as stream:
             for delta in stream:
                 print(delta.text, end="", flush=True)
         print()

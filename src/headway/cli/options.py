@@ -7,11 +7,14 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headway.core.options import Option, Options, declared
+
+if TYPE_CHECKING:
+    from headway.engine.options import EngineOptions
 
 API_KEY = "HEADWAY_API_KEY"
 
@@ -19,6 +22,9 @@ MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float | None, typer.Option(help="0 = greedy; default: the model's own, else 1.")]
 ApiKeyFile = Annotated[
     Path | None, typer.Option(help="File with the server's API key; default: the environment's HEADWAY_API_KEY.")
+]
+Adapter = Annotated[
+    str | None, typer.Option(help="Name of the --lora that answers; default: the only one that is given, if one is.")
 ]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same answer; default: a random one.")]
 
@@ -68,6 +74,22 @@ def _parameter(option: Option, panel: str) -> inspect.Parameter:
     default = None if option.kind is tuple else option.default
     annotation: Any = Annotated[option.annotation, made]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def adapter(engine: EngineOptions, name: str | None) -> str:
+    """The LoRA adapter that a verb of one model answers with; "" = none.
+
+    Raises:
+        BadInput: there is none of that name, or several and no name.
+    """
+    from headway.core.errors import BadInput
+
+    loras = engine.loras
+    if name is None and len(loras) > 1:
+        raise BadInput("--adapter", f"is needed to choose among {', '.join(loras)}")
+    if name is not None and name not in loras:
+        raise BadInput("--adapter", f"{name!r} is not among those that --lora names: {', '.join(loras) or 'none'}")
+    return name or next(iter(loras), "")
 
 
 def sampling(**given: Any) -> dict[str, Any]:

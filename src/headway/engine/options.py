@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 from headway.core.bound import QueueBound
-from headway.core.errors import BadInput
+from headway.core.errors import BadInput, shown
 from headway.core.options import Option, Options, declared, table
 from headway.ops.weight import GROUPS
 from headway.scheduling.policies import POLICIES
@@ -103,6 +103,15 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             above=0,
         ),
     ] = 600.0
+    lora: Annotated[
+        tuple[str, ...],
+        Option("A LoRA adapter that requests may name: NAME=PATH of PEFT's folder or a .gguf. May be given again."),
+    ] = ()
+    max_loras: Annotated[
+        int | None,
+        Option("Most adapters that are loaded at once; default: as many as --lora names.", least=1, most=1024),
+    ] = None
+    max_lora_rank: Annotated[int, Option("Largest rank of an adapter.", least=1, most=4096)] = 16
     event_log: Annotated[str | None, Option("File for the event log; default: none is kept.")] = None
     event_log_mib: Annotated[
         float | None,
@@ -128,6 +137,30 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Options.__post_init__(self)
         if self.group is not None and self.weights == "stored":
             raise BadInput("--group", f"{self.group} needs --weights int8 or int4; stored weights keep their groups")
+        if len(self.loras) > self.lora_room:
+            raise BadInput("--max-loras", f"{self.lora_room} are fewer than the {len(self.loras)} that --lora names")
+
+    @property
+    def loras(self) -> dict[str, str]:
+        """Path of each adapter to load at start, by name.
+
+        Raises:
+            BadInput: one is not NAME=PATH, or a name comes twice.
+        """
+        named: dict[str, str] = {}
+        for text in self.lora:
+            name, _, path = text.partition("=")
+            if not name or not path:
+                raise BadInput("--lora", f"{shown(text)} is not NAME=PATH")
+            if name in named:
+                raise BadInput("--lora", f"{shown(name)} is given twice")
+            named[name] = path
+        return named
+
+    @property
+    def lora_room(self) -> int:
+        """How many adapters may be loaded at once; 0 = the model takes none."""
+        return len(self.lora) if self.max_loras is None else self.max_loras
 
     @property
     def queue(self) -> QueueBound:

@@ -1,6 +1,6 @@
 """The memory plan: where every byte of a device goes. The engine starts from it, the planner and the simulator ask it.
 
-    usable memory = weights + activations of the largest step + reserve + cache + left
+    usable memory = weights + adapters + activations of the largest step + reserve + cache + left
 
 `usable` is `Hardware.usable` of a catalogued device, and what the machine has free for a process that runs on it. All
 figures are bytes of one device of a replica.
@@ -33,6 +33,7 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     Attributes:
         usable: all there is to divide.
         weights, activations, reserve: what is taken before the cache; reserve: runtime, libraries, whatever else.
+        adapters: what is kept for those that may be loaded.
         cache: bytes of all blocks of all groups; 0 while no pools are cut.
         blocks: of each KV group's pool. block_size: tokens per block.
         tokens: of context that fit at once. longest: of one sequence that fits.
@@ -47,11 +48,12 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     block_size: int = 0
     tokens: int = 0
     longest: int = 0
+    adapters: float = 0.0
 
     @property
     def room(self) -> float:
         """Bytes that caches may take, below 0 if the rest does not fit."""
-        return self.usable - self.weights - self.activations - self.reserve
+        return self.usable - self.weights - self.adapters - self.activations - self.reserve
 
     def sequences(self, bytes_each: float) -> int:
         """How many caches of `bytes_each` fit (B6)."""
@@ -63,17 +65,19 @@ class MemoryPlan(msgspec.Struct, frozen=True):
         """(label, amount) pairs to print."""
         pools = " + ".join(map(str, self.blocks))
         cache = f"{_gib(self.cache)}, {pools} blocks of {self.block_size} = {self.tokens} tokens"
+        adapters = [("adapters", _gib(self.adapters))] if self.adapters else []
         return [
-            ("usable memory", _gib(self.usable)), ("weights", _gib(self.weights)),
+            ("usable memory", _gib(self.usable)), ("weights", _gib(self.weights)), *adapters,
             ("activations", _gib(self.activations)), ("KV cache", cache), ("reserve", _gib(self.reserve)),
             ("left free", _gib(self.room - self.cache)),
         ]  # fmt: skip
 
     def spent(self) -> str:
         """Where it went, in a sentence about a cache that does not fit."""
+        adapters = f"{self.adapters / GIB:.2f} for adapters, " if self.adapters else ""
         return (
             f"at most {_gib(max(self.room, 0))} are left for it of {_gib(self.usable)} free, after weights of "
-            f"{self.weights / GIB:.2f}, {self.activations / GIB:.2f} for a step's activations and "
+            f"{self.weights / GIB:.2f}, {adapters}{self.activations / GIB:.2f} for a step's activations and "
             f"{self.reserve / GIB:.2f} in reserve"
         )
 
