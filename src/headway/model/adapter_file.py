@@ -22,6 +22,7 @@ from typing import Any
 
 from headway.core.errors import BadInput, ModelFileError, shown
 from headway.core.fields import Fields
+from headway.model.checkpoint import WRAPPED
 from headway.model.gguf import read_gguf
 from headway.model.reading import read_json
 from headway.model.safetensors import read_safetensors
@@ -114,7 +115,7 @@ def _read_peft(folder: Path) -> AdapterFile:
         module, dot, side = name.removesuffix(".weight").removeprefix(_PREFIX).rpartition(".lora_")
         if not dot or side not in halves or not name.endswith(".weight"):
             raise ModelFileError(f"{path}: tensor {shown(name)}: only lora_A and lora_B of linear layers are supported")
-        halves[side][module] = weight
+        halves[side][_own_name(module)] = weight
     ranks, alphas = (_patterns(config, name) for name in ("rank_pattern", "alpha_pattern"))
     rank, alpha, rooted = config.size("r"), config.number("lora_alpha", 8.0), config.flag("use_rslora")
     pairs = {}
@@ -126,6 +127,14 @@ def _read_peft(folder: Path) -> AdapterFile:
         scale = _matched(alphas, module, alpha) / (math.sqrt(own) if rooted else own)
         pairs[module] = Pair(down, up, scale)
     return AdapterFile(folder, False, pairs)
+
+
+def _own_name(module: str) -> str:
+    """A module's name in the language model, also where that is wrapped together with encoders."""
+    for prefix, own in WRAPPED.items():
+        if module.startswith(prefix):
+            return own + module.removeprefix(prefix)
+    return module
 
 
 def _check_settings(config: Fields) -> None:

@@ -93,7 +93,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 # How wrappers of language model and encoders prefix the language model's tensors -> how it does itself.
-_PREFIXES = {
+WRAPPED = {
     "language_model.model.": "model.", "language_model.lm_head.": "lm_head.", "model.language_model.": "model.",
     "lm_head.": "lm_head.",
 }  # fmt: skip
@@ -104,7 +104,7 @@ def _of_language_model(tensors: Mapping[str, Weight]) -> dict[str, Weight]:
     return {
         own + name.removeprefix(prefix): weight
         for name, weight in tensors.items()
-        for prefix, own in _PREFIXES.items()
+        for prefix, own in WRAPPED.items()
         if name.startswith(prefix)
     }
 
