@@ -127,10 +127,12 @@ def test_recorded_once_and_replayed_at_five_other_batch_shapes_it_equals_eager(t
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_planner_counts_the_same_parameters_from_the_config_alone(tmp_path: Path, variant: str) -> None:
-    make(tmp_path, **VARIANTS[variant])
+    theirs = make(tmp_path, **VARIANTS[variant])
     planned = shape_from_config(json.loads((tmp_path / "config.json").read_text()))
-    loaded = load(tmp_path, ReferenceBackend()).shape
-    assert (loaded.params, loaded.head_width) == (planned.params, planned.head_width)
+    loaded = load(tmp_path, ReferenceBackend())
+    assert (loaded.shape.params, loaded.shape.head_width) == (planned.params, planned.head_width)
+    counted = sum(parameter.numel() for parameter in theirs.parameters())
+    assert planned.n_params == loaded.info.parameters == counted
 
 
 def test_a_description_needs_no_backend(tmp_path: Path) -> None:

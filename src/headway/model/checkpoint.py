@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.core.errors import ModelFileError, shown
+from headway.core.errors import BadInput, ModelFileError, shown
 from headway.core.fields import Fields
 from headway.model.gguf_parts import gguf_in, read_model
 from headway.model.quantised import unpacked
@@ -41,11 +41,18 @@ class Checkpoint:
     tensors: dict[str, Weight]
 
     def shape(self, name: str) -> ModelShape:
-        """The model as the planner knows it, built as from any config.json or GGUF."""
+        """The model as the planner knows it, built as from any config.json or GGUF.
+
+        Raises:
+            ModelFileError: the planner does not understand it.
+        """
         if not self.gguf:
             return shape_from_config(self.config, name)
         tensors = {tensor: (weight.shape, weight.format) for tensor, weight in self.tensors.items()}
-        return shape_from_gguf(self.config.values, tensors, name)
+        try:
+            return shape_from_gguf(self.config.values, tensors, name)
+        except BadInput as error:
+            raise ModelFileError(f"{self.path}: {error}") from None
 
     def take(
         self, names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()

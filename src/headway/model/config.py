@@ -164,7 +164,9 @@ def decoder_config(checkpoint: Checkpoint, dialect: Dialect = Dialect()) -> Deco
         ModelFileError: a field is missing, mistyped, or asks for what the family does not do.
     """
     fields = stated(checkpoint, dialect)
-    layers = fields.size("num_hidden_layers")
+    layers, tensors = fields.size("num_hidden_layers"), len(checkpoint.tensors)
+    if layers > tensors:  # before anything is built per layer: the count is the file's word
+        raise fields.fault("num_hidden_layers", f"{layers} layers but only {tensors} tensors")
     kinds = ("full_attention", *["sliding_attention"] * ("sliding_window" in dialect.understood))
     for kind in fields.words("layer_types", layers) or ():
         if kind not in kinds:

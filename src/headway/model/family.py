@@ -67,9 +67,6 @@ def decoder_of(
     Raises:
         ModelFileError: the tensors are not exactly those.
     """
-    tensors = checkpoint.tensors
-    if config.layers > len(tensors):  # before anything is built per layer: the count is the file's word
-        raise checkpoint.config.fault("layers", f"{config.layers} layers but only {len(tensors)} tensors")
     specs = tensors_of(config, layer, beside, prefix)
     weights = checkpoint.take(
         {role: spec.name(checkpoint.gguf) for role, spec in specs.items()},

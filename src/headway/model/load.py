@@ -24,11 +24,11 @@ from headway.text.source import TokenizerSource
 
 # Architecture, as checkpoints name it -> family.
 FAMILIES = {
+    "llama": llama.decoder,
     "gemma2": gemma2.decoder,
     "gemma3": gemma3.decoder,  # in GGUF
     "gemma3_text": gemma3.decoder,
     "granite": granite.decoder,
-    "llama": llama.decoder,
     "mistral": mistral.decoder,
     "olmo2": olmo2.decoder,
     "phi3": phi3.decoder,
