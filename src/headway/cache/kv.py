@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.cache.hashing import BlockHasher
-from headway.cache.pool import BlockPool
+from headway.cache.pool import BlockCounter, BlockPool
 from headway.core.step import Capabilities, blocks_held
 
 
@@ -49,14 +49,20 @@ class KVCache:
         key: secret of the block names.
         ttl: time-to-live of a block nobody holds, ps; None = until its place is needed.
         verify: compare tokens on every hit (debug); the 128-bit keyed name is trusted otherwise.
+        reuse: name blocks and keep them; otherwise they are only counted.
     """
 
-    def __init__(self, limits: Capabilities, key: bytes, ttl: int | None = None, verify: bool = False) -> None:
+    def __init__(
+        self, limits: Capabilities, key: bytes, ttl: int | None = None, verify: bool = False, reuse: bool = True
+    ) -> None:
+        self.reuse = reuse
         self.block_size = limits.block_size
         self.windows = limits.windows
         self.windowed = any(window is not None for window in limits.windows)
         self.hasher = BlockHasher(limits.block_size, key)
-        self.pools = tuple(BlockPool(size, ttl, self._count, self._uncount) for size in limits.blocks)
+        self.pools: tuple[BlockPool, ...] = tuple(
+            BlockPool(size, ttl, self._count, self._uncount) if reuse else BlockCounter(size) for size in limits.blocks
+        )
         self.known: dict[bytes, Known] = {}
         self.children: dict[bytes, dict[bytes, None]] = {}  # parent -> names, in order of first appearance
         self._most_new = limits.max_tokens_per_step

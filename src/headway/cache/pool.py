@@ -14,7 +14,7 @@ Everything is O(1) per block.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from headway.core.events import PoolStart
 
@@ -62,6 +62,10 @@ class BlockPool:
         self.refs[block] = 1
         return block
 
+    def take_many(self, count: int) -> tuple[int, ...]:
+        """`count` such blocks."""
+        return tuple([self.take() for _ in range(count)])
+
     def share(self, block: int) -> None:
         """One more owner for a block that is owned or cached."""
         if self.refs[block] == 0:
@@ -76,6 +80,11 @@ class BlockPool:
                 self.blank.append(block)
             else:
                 self.cached[block] = now
+
+    def release_many(self, blocks: Iterable[int], now: int) -> None:
+        """One owner less for each, in this order."""
+        for block in blocks:
+            self.release(block, now)
 
     def name(self, block: int, name: bytes) -> None:
         """Let `name` lead to this full, owned block. If it already leads to another block this one stays unnamed:
@@ -124,3 +133,38 @@ class BlockPool:
         self.names[block] = None
         if self._on_forgotten:
             self._on_forgotten(name)
+
+
+class BlockCounter(BlockPool):
+    """A pool that remembers nothing: blocks have no identity (all are number 0), no names and one owner each. For
+    simulations without a prefix cache, where only how many there are can matter. O(1) for any number of blocks."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(0)
+        self.size = size
+        self._free = size
+
+    @property
+    def available(self) -> int:
+        return self._free
+
+    def take(self) -> int:
+        return self.take_many(1)[0]
+
+    def take_many(self, count: int) -> tuple[int, ...]:
+        if count > self._free:
+            raise IndexError("no block is available")
+        self._free -= count
+        return (0,) * count
+
+    def share(self, block: int) -> None:
+        raise NotImplementedError("counted blocks are not shared")
+
+    def release(self, block: int, now: int) -> None:
+        self._free += 1
+
+    def release_many(self, blocks: Iterable[int], now: int) -> None:
+        self._free += len(list(blocks))
+
+    def name(self, block: int, name: bytes) -> None:
+        raise NotImplementedError("counted blocks have no names")

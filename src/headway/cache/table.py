@@ -73,14 +73,16 @@ class BlockTable:
         for pool in pools:
             if pool.available < missing:
                 return None
-        new = tuple([tuple([pool.take() for _ in range(missing)]) for pool in pools])
+        new = tuple([pool.take_many(missing) for pool in pools])
         for blocks, fresh in zip(self.blocks, new, strict=True):
             blocks.extend(fresh)
         self.capacity += missing * self._cache.block_size
         return new
 
     def name_blocks(self, tokens: Sequence[int], count: int) -> list[bytes]:
-        """Names of the first `count` full blocks of `tokens`. Each is computed once."""
+        """Names of the first `count` full blocks of `tokens`. Each is computed once. None where nothing is reused."""
+        if not self._cache.reuse:
+            return []
         self._extend_names(tokens, count)
         return self.names[:count]
 
@@ -142,6 +144,9 @@ class BlockTable:
         full = computed // cache.block_size
         if full <= self.sealed:
             return
+        if not cache.reuse:
+            self.sealed = full
+            return
         self._extend_names(tokens, self.sealed)  # a forked table shares blocks that it never had to name
         for index in range(self.sealed, full):
             payload = self._payload(tokens, index)
@@ -163,6 +168,5 @@ class BlockTable:
     def release(self, now: int) -> None:
         """Give everything back, the end first, so that the start of a prefix is evicted last. Idempotent."""
         for group, pool in enumerate(self._cache.pools):
-            for block in reversed(self.blocks[group][self.first[group] :]):
-                pool.release(block, now)
+            pool.release_many(reversed(self.blocks[group][self.first[group] :]), now)
         self._clear()

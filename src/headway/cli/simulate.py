@@ -2,13 +2,142 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+Report = Callable[[str, int, int | None], None]  # (what, done, of)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, invoke_without_command=True)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.callback()
+def simulate(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="A name of `plan models`, a hub id, a folder, or a .gguf file.")
+    ] = "",
+    hardware: Annotated[
+        str, typer.Option("--hardware", "--device", help="A name of `plan hardware`, or this-machine.")
+    ] = "",
+    gpus: Annotated[int, typer.Option("--tp", "--gpus", help="Devices of one replica (tensor parallel).")] = 1,
+    precision: Annotated[str | None, typer.Option(help="Weights: bf16, fp8, int4...; default: as stored.")] = None,
+    kv: Annotated[str | None, typer.Option("--kv", "--kv-precision", help="Cache: bf16, fp8, int8.")] = None,
+    replicas: Annotated[int, typer.Option(help="Independent replicas.")] = 1,
+    route: Annotated[str, typer.Option(help="Which replica a request goes to: round-robin or least-loaded.")] = (
+        "round-robin"
+    ),
+    policy: Annotated[str, typer.Option(help="Of the scheduler; several with commas are compared.")] = "chunked",
+    requests: Annotated[int, typer.Option(help="Requests to simulate.")] = 1000,
+    rate: Annotated[float | None, typer.Option(help="Open loop: arrivals per second.")] = None,
+    arrival: Annotated[str, typer.Option(help="poisson, constant or gamma.")] = "poisson",
+    burstiness: Annotated[float, typer.Option(help="Of gamma arrivals: 1 = Poisson, below 1 = bursts.")] = 1.0,
+    concurrency: Annotated[int | None, typer.Option(help="Closed loop: requests in flight.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Azure .csv or Mooncake .jsonl; with --rate only its lengths and prefixes.")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="The event log of a server: its requests, as a trace.")] = None,
+    speed: Annotated[float, typer.Option(help="Replay a trace this many times faster.")] = 1.0,
+    length_scale: Annotated[float, typer.Option(help="Multiply a trace's lengths.")] = 1.0,
+    turns: Annotated[int, typer.Option(help="Turns of a conversation, each with all that was said before.")] = 1,
+    think: Annotated[float, typer.Option(help="Mean seconds between an answer and what follows it.")] = 0.0,
+    input_tokens: Annotated[int, typer.Option(help="Mean tokens of prompts.")] = 256,
+    output_tokens: Annotated[int, typer.Option(help="Mean tokens of answers; the scheduler is not told.")] = 64,
+    input_cv: Annotated[float, typer.Option(help="Coefficient of variation of prompt lengths; 0 = all equal.")] = 0.0,
+    output_cv: Annotated[float, typer.Option(help="The same of answers.")] = 0.0,
+    shared_prefix: Annotated[int, typer.Option(help="Prompt tokens equal in all prompts.")] = 0,
+    max_tokens: Annotated[int | None, typer.Option(help="What clients ask for at most; default: the context.")] = None,
+    max_rows: Annotated[int | None, typer.Option(help="Most requests in one step.")] = None,
+    max_step_tokens: Annotated[int | None, typer.Option(help="Most new tokens in one step.")] = None,
+    step_ms: Annotated[float | None, typer.Option(help="Longest step in ms that a prompt chunk may cause.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest context.")] = None,
+    memory: Annotated[str, typer.Option(help="paged, or contiguous: the longest context reserved for all.")] = "paged",
+    block_size: Annotated[int, typer.Option(help="Tokens per cache block.")] = 32,
+    kv_cache_gib: Annotated[float | None, typer.Option(help="GiB for the KV cache of each device.")] = None,
+    prefix_cache: Annotated[bool, typer.Option(help="Keep finished prefixes.")] = True,
+    prefix_ttl: Annotated[float, typer.Option(help="Seconds after which an unused prefix is forgotten.")] = 1800.0,
+    max_wait: Annotated[float | None, typer.Option(help="Most seconds a request waits for its turn.")] = None,
+    host_us: Annotated[float, typer.Option(help="Microseconds per step outside of the step-time model.")] = 0.0,
+    slo: Annotated[str, typer.Option(help="Targets per request: ttft=1s,tpot=50ms,e2e=20s.")] = "",
+    attainment: Annotated[float, typer.Option(help="Share of requests that must meet all targets.")] = 0.9,
+    search: Annotated[
+        bool, typer.Option("--search", help="Search the highest rate that meets --slo, or that is kept up with.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of lengths and arrivals.")] = 0,
+    as_tool: Annotated[
+        str | None, typer.Option("--as", help="Also as vllm, sglang, guidellm or aiperf define it.")
+    ] = None,
+    json: Json = False,
+    csv: Annotated[Path | None, typer.Option(help="Write one row per request.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page that opens offline.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the plots (.svg or .png).")] = None,
+    records: Annotated[Path | None, typer.Option(help="Write raw records, for `headway bench view`.")] = None,
+) -> None:
+    """Play a load through the scheduler that serves, on hardware that need not be there.
+
+    Without --rate, --trace, --log or --concurrency one request is in flight at a time.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from headway.cli.command import command_line
+    from headway.engine.references import load_device, load_shape, profile_of
+    from headway.metrics.files import to_json
+    from headway.metrics.summary import Targets
+    from headway.report.document import show
+    from headway.simulate.arrivals import Lengths
+    from headway.simulate.deploy import Setup, deployed
+    from headway.simulate.outcome import Files, Outcome, simulate_all
+    from headway.simulate.traffic import Traffic
+
+    traffic = Traffic(
+        lengths=Lengths(input_tokens, output_tokens, input_cv, output_cv, shared_prefix, max_tokens),
+        requests=requests, rate=rate, arrival=arrival, burstiness=burstiness, concurrency=concurrency, trace=trace,
+        log=log, speed=speed, length_scale=length_scale, turns=turns, think=think, seed=seed,
+    )  # fmt: skip
+    files = Files(csv, html, plot, records)
+    files.check()
+    targets = Targets.parse(slo, attainment)
+    device, shape = load_device(_needed("--hardware", hardware)), load_shape(_needed("--model", model))
+    profile = profile_of(hardware)
+    setups = [
+        Setup(
+            name.strip(), max_rows, max_step_tokens, step_ms, max_model_len, memory, block_size, kv_cache_gib,
+            prefix_cache, prefix_ttl, max_wait, host_us,
+        )
+        for name in policy.split(",")
+    ]  # fmt: skip
+    ready = [deployed(shape, device, gpus, setup, precision=precision, kv=kv, profile=profile) for setup in setups]
+    with _bar() as report:
+        outcome: Outcome = simulate_all(
+            ready, traffic, replicas, route, targets if targets.limits else None, as_tool, search, report
+        )
+    files.write(outcome, command_line(context))
+    if json:
+        typer.echo(to_json(outcome.json()))
+    else:
+        show(outcome.document())
+
+
+def _needed(option: str, value: str) -> str:
+    from headway.core.errors import BadInput
+
+    if not value:
+        raise BadInput(option, "is needed, such as " + ("llama-3.1-8b" if option == "--model" else "h100-sxm"))
+    return value
+
+
+@contextmanager
+def _bar() -> Iterator[Report]:
+    """Requests ended, and the time that the rest will take."""
+    from rich.progress import MofNCompleteColumn, TimeRemainingColumn
+
+    from headway.cli.terminal import progress
+
+    with progress(MofNCompleteColumn(), TimeRemainingColumn()) as report:
+        yield report
 
 
 @app.command()

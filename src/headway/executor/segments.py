@@ -12,6 +12,8 @@ a simulator that looks at every step and one that leaps over many have the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 from headway.core.clock import to_ps
 from headway.core.step import StepPlan, StepShape, Work
@@ -19,6 +21,21 @@ from headway.scheduling.budget import StepTimeModel
 from headway.scheduling.shape import ShapeBuilder
 
 LENGTH = 64  # steps: a roofline bends little over so many more tokens per row
+
+
+class Segment(NamedTuple):
+    """Steps whose durations rise evenly: it begins `offset` steps after the plan, and `done` of its steps are priced.
+    `after`: duration of the first step of the next segment; None = not asked for yet. ps."""
+
+    offset: int
+    first: int
+    done: int
+    after: int | None = None
+
+    @property
+    def growth(self) -> int:
+        """Per step; floored, so that whole picoseconds are exact."""
+        return 0 if self.after is None else (self.after - self.first) // LENGTH
 
 
 class Segments:
@@ -34,54 +51,69 @@ class Segments:
         self._windows = windows
         self._model = model
         self._host = host
-        self._works: tuple[tuple[Work, ...], ...] = ()  # of the segment's first step
-        self._ids: tuple[tuple[str, ...], ...] = ()
-        self._next = 0  # index in the segment of the step after the last one priced
-        self._first = 0
-        self._growth: int | None = None  # asked for when a second step comes
+        self._works: tuple[tuple[Work, ...], ...] = ()  # of the plan that the segments began with
+        self._ids: tuple[list[str], ...] = ()
+        self._now = Segment(0, 0, 0)
 
     def price(self, plans: Sequence[StepPlan]) -> int:
         """Picoseconds of the next step."""
         if self._goes_on(plans):
-            return self.after()
-        self._works = tuple(plan.work for plan in plans)
+            return self.ahead(1)[0]
+        self._works = tuple([plan.work for plan in plans])
         steady = all(one.count == 1 and one.sample and not one.draft for works in self._works for one in works)
-        self._ids = tuple(tuple([one.id for one in works]) for works in self._works) if steady else ()
-        copies = sum(len(plan.copies) for plan in plans)
-        self._first, self._growth, self._next = self._ask(0, copies), None, 1
-        return self._first
+        self._ids = tuple([[one.id for one in works] for works in self._works]) if steady else ()
+        first = self._ask(0, sum([len(plan.copies) for plan in plans]))
+        self._now = Segment(0, first, 1)
+        return first
 
-    def after(self) -> int:
-        """Picoseconds of one more step of the same shape."""
-        if self._next == LENGTH:
-            self._works = tuple(tuple([_moved(one, LENGTH) for one in works]) for works in self._works)
-            self._first, self._growth, self._next = self._ask(0), None, 0
-        if self._growth is None and self._next:
-            self._growth = (self._ask(LENGTH) - self._first) // LENGTH
-        self._next += 1
-        return self._first + (self._next - 1) * (self._growth or 0)
+    def ahead(self, steps: int) -> list[int]:
+        """Picoseconds of each of the `steps` steps that follow if the plan keeps its shape; they count as priced."""
+        durations: list[int] = []
+        while len(durations) < steps:
+            now = self._now
+            if now.after is None:
+                now = now._replace(after=self._ask(now.offset + LENGTH))
+            if now.done == LENGTH:
+                assert now.after is not None
+                self._now = Segment(now.offset + LENGTH, now.after, 0)
+                continue
+            count = min(steps - len(durations), LENGTH - now.done)
+            begin, growth = now.first + now.done * now.growth, now.growth
+            durations += range(begin, begin + count * growth, growth) if growth else [begin] * count
+            self._now = now._replace(done=now.done + count)
+        return durations
+
+    @property
+    def mark(self) -> Segment:
+        """Where it is, to come back to by `back`."""
+        return self._now
+
+    def back(self, mark: Segment) -> None:
+        """Take back what was priced since."""
+        self._now = mark
 
     def _goes_on(self, plans: Sequence[StepPlan]) -> bool:
-        if not self._ids or any(plan.new or plan.gone or plan.copies for plan in plans):
+        """Are these the plans that keep the shape of those before?"""
+        if not self._ids:
             return False
+        ahead = self._now.offset + self._now.done
         for plan, ids, works in zip(plans, self._ids, self._works, strict=True):
-            if len(plan.work) != len(ids):
+            if plan.new or plan.gone or plan.copies or len(plan.work) != len(ids):
                 return False
-            if ids and plan.work[0].start != works[0].start + self._next:
+            if ids and plan.work[0].start != works[0].start + ahead:
                 return False
-            if any(one.id != id or one.count != 1 for one, id in zip(plan.work, ids, strict=True)):
+            if [one.id for one in plan.work] != ids or any(one.count != 1 for one in plan.work):
                 return False
         return True
 
-    def shape_now(self) -> StepShape:
-        """Of the step priced last."""
-        return self.shape(self._next - 1)
-
     def _ask(self, steps: int, copies: int = 0) -> int:
-        return to_ps(self._model.predict(self.shape(steps, copies)) + self._host)
+        return to_ps(self._model.predict(self._shape(steps, copies)) + self._host)
 
-    def shape(self, steps: int = 0, copies: int = 0) -> StepShape:
-        """Of the segment's step number `steps`, all ranks together."""
+    def shape(self) -> StepShape:
+        """Of the step priced last, all ranks together."""
+        return self._shape(self._now.offset + self._now.done - 1)
+
+    def _shape(self, steps: int, copies: int = 0) -> StepShape:
         builder = ShapeBuilder(self._windows)
         for works in self._works:
             for one in works:
@@ -90,5 +122,6 @@ class Segments:
         return builder.build()
 
 
-def _moved(work: Work, steps: int) -> Work:
-    return Work(work.id, work.start + steps, 1, logits=work.logits, sample=True)
+def ends_of(start: int, durations: Sequence[int]) -> list[int]:
+    """When each step ends, of steps one after another from `start` on, ps."""
+    return list(accumulate(durations, initial=start))[1:]

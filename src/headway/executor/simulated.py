@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -11,7 +12,7 @@ import msgspec
 
 from headway.core.clock import VirtualClock, to_ps, to_seconds
 from headway.core.step import Capabilities, RowInit, Seconds, StepPlan, StepResult, StepShape, Work
-from headway.executor.segments import Segments
+from headway.executor.segments import Segment, Segments, ends_of
 from headway.scheduling.budget import StepTimeModel
 
 
@@ -87,6 +88,8 @@ class SimulatedRanks:
         self._rows: list[dict[str, RowInit]] = [{} for _ in range(ranks)]
         self._flying: deque[tuple[int, list[StepResult]]] = deque()  # (when it is ready, a result per rank)
         self._ready = 0  # when the last one is
+        self._run: tuple[list[int], Segment] | None = None  # ends of the steps of a run, and what was priced before it
+        self.busy = 0  # ps of all steps
 
     @property
     def due(self) -> int:
@@ -104,7 +107,7 @@ class SimulatedRanks:
 
     def shape(self) -> StepShape:
         """Of the step submitted last, all ranks together."""
-        return self._segments.shape_now()
+        return self._segments.shape()
 
     def submit(self, plans: Sequence[StepPlan]) -> None:
         """Start a step: a plan per rank, empty where a rank has nothing to do."""
@@ -121,8 +124,42 @@ class SimulatedRanks:
             )
             for plan, rows in zip(plans, self._rows, strict=True)
         ]
+        self.busy += took
         self._ready = max(self._ready, self._clock.now()) + took
         self._flying.append((self._ready, results))
+
+    def leap(self, steps: int) -> list[int]:
+        """Go on with the one step in flight for `steps` in all, while its plan keeps its shape. -> when each ends."""
+        (ready, results), mark = self._flying[0], self._segments.mark
+        ends = [ready, *ends_of(ready, self._segments.ahead(steps - 1))]
+        self._run = ends, mark
+        self._set_end(ends[-1], results)
+        return ends
+
+    def cut(self, at: int) -> None:
+        """Something arrives at `at`: a run in flight ends with the step that ends then or first thereafter."""
+        if self._run is None:
+            return
+        ends, mark = self._run
+        steps = bisect_left(ends, at) + 1
+        if steps < len(ends):
+            self._segments.back(mark)
+            self._segments.ahead(steps - 1)
+            self._run = ends[:steps], mark
+            self._set_end(ends[steps - 1], self._flying[0][1])
+
+    def _set_end(self, end: int, results: list[StepResult]) -> None:
+        self.busy += end - self._ready
+        self._ready = end
+        self._flying[0] = (end, results)
+
+    def collect_run(self) -> list[int]:
+        """When each step of the run in flight ended; the last one has."""
+        assert self._run is not None, "a run follows a leap"
+        (ends, _), self._run = self._run, None
+        self._flying.popleft()
+        self._clock.advance_to(ends[-1])
+        return ends
 
     def collect(self) -> list[StepResult]:
         """The results of the oldest step, at its end."""
@@ -134,6 +171,7 @@ class SimulatedRanks:
         for rows in self._rows:
             rows.clear()
         self._flying.clear()
+        self._run = None
 
     def _emit(self, work: Work, rows: Mapping[str, RowInit]) -> tuple[int, ...]:
         """Accepted drafts, then the first token that differs from its draft, or the one after all of them."""

@@ -21,7 +21,7 @@ class Admission:
     """The room of one step, as rows are admitted to it.
 
     Args:
-        headroom: leave a block for each running row and the one that comes in.
+        headroom: leave a block for each running row and the one that comes in, if a row can need a second one.
 
     Attributes:
         first: the row that has waited longest, if any does and the policy is fair.
@@ -29,7 +29,7 @@ class Admission:
 
     def __init__(self, state: State, headroom: bool = True) -> None:
         self._state = state
-        self._headroom = headroom
+        self._headroom = headroom and state.limits.block_size < state.limits.max_model_len
         self._promised: list[int] | None = None  # blocks by group; O(rows), so only once somebody may be admitted
         self._sharing = 0  # waiting rows that will share what this step computes: each keeps a place
         self._row_for_first = 0
@@ -95,7 +95,7 @@ class Admission:
         had better not wait for them. It should if they are at least half of what it would compute otherwise, and if
         sharing is no slower than computing `alone` tokens a step.
         """
-        if row.wants_prompt_logprobs:
+        if row.wants_prompt_logprobs or not self._state.cache.reuse:
             return 0
         size, tokens = self._state.cache.block_size, row.request.tokens
         rest = len(tokens) - hit.length * size

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from headway.core.clock import to_seconds
 from headway.core.step import StepResult
 from headway.scheduling.flight import Flight
@@ -32,13 +35,21 @@ class Pace:
             least, most = RATIOS
             ratio = min(max(measured / predicted, least), most)
             self.slowness += LEARNING * (ratio - self.slowness)
-        if not flight.waited:
-            return
-        seconds = to_seconds(now - since)
+        if flight.waited:
+            self._pass(to_seconds(now - since), sum(chunks), flight.admitted)
+
+    def count_run(self, flight: Flight, since: int, times: Sequence[int]) -> None:
+        """Learn from equal decode steps, which ended at `times`; the one before them at `since`, ps."""
+        if flight.waited:
+            for begin, end in pairwise([since, *times]):
+                self._pass(to_seconds(end - begin), 0, 0)
+
+    def _pass(self, seconds: float, prompt_tokens: int, admitted: int) -> None:
+        """A step before which somebody waited."""
         fade = 0.5 ** (seconds / HALF_LIFE)
         self._seconds = self._seconds * fade + seconds
-        self._prompt_tokens = self._prompt_tokens * fade + sum(chunks)
-        self._admitted = self._admitted * fade + flight.admitted
+        self._prompt_tokens = self._prompt_tokens * fade + prompt_tokens
+        self._admitted = self._admitted * fade + admitted
 
     def seconds_for_requests(self, requests: int, running: int) -> float | None:
         """How long admitting so many takes while others wait; None if nobody had to wait yet. As long as nobody was

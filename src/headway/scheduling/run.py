@@ -12,7 +12,7 @@ from headway.core.events import FirstToken, StepDone
 from headway.core.step import Seconds
 from headway.scheduling.commit import accept, settle
 from headway.scheduling.flight import Flight
-from headway.scheduling.planning import BY_POLICY, NO_ROWS
+from headway.scheduling.planning import BY_POLICY, NO_BLOCKS, NO_ROWS
 from headway.scheduling.row import Row
 from headway.scheduling.state import Emission, State
 
@@ -23,9 +23,12 @@ def horizon(state: State, flight: Flight, blocked: str) -> int:
     """For how many steps, the one in flight included, plans keep their shape: the same rows, one new token each.
 
     1 (nothing is promised) if any row computes more than one token or is new (others may wait for another reason in the
-    next step), or a waiting request might come in by itself.
+    next step), or a waiting request might come in by itself: for blocks that fall
+    behind a window, or that it turns out to share.
     """
-    steady = flight.rows == state.running and blocked in ("", NO_ROWS, BY_POLICY)
+    settled = not state.cache.reuse and not state.cache.windowed  # blocks come back with the end of a row only
+    waits = ("", NO_ROWS, BY_POLICY, NO_BLOCKS) if settled else ("", NO_ROWS, BY_POLICY)
+    steady = flight.rows == state.running and blocked in waits
     steady = steady and not flight.plan.new and not any(row.forks for row in flight.rows)
     if not (steady and flight.rows and all(one.count == 1 and one.sample for one in flight.plan.work)):
         return 1
@@ -64,14 +67,21 @@ def apply_run(
     for row in flight.rows:
         row.request.tokens.extend(tokens[row.request.id][:-1])
     due = _boundaries(state, flight.rows, starts, steps)
-    for step, now in enumerate(times[:-1], start=1):
-        for index in due.get(step, ()):
+    for step in sorted(due):
+        if step == steps:
+            break
+        if step > 1:
+            state.cache.expire(times[step - 2])  # a name that expired since the last of these steps is free again
+        now = times[step - 1]
+        for index in due[step]:
             row = flight.rows[index]
             row.request.computed = starts[index] + step
             settle(state, row, None, now)
         state.cache.expire(now)  # here the next step is planned
-        for index in due.get(step, ()):
+        for index in due[step]:
             flight.rows[index].table.grow(starts[index] + step + 1)
+    if steps > 1:
+        state.cache.expire(times[-2])
     if state.log:
         for row in fresh:
             waited = times[0] - row.request.arrival

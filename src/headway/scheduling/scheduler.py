@@ -49,6 +49,8 @@ class Scheduler:
         max_wait: seconds that a request may wait for its first blocks; it is refused if it would wait longer, and
             aborted when it has. None = no bound.
         verify: compare tokens on every prefix hit (debug).
+        reuse: keep the blocks of ended requests for prompts that begin alike. Without it blocks are only counted: for
+            simulations, whose executor never looks at one.
     """
 
     def __init__(
@@ -64,10 +66,11 @@ class Scheduler:
         bound: QueueBound | None = None,
         max_wait: float | None = None,
         verify: bool = False,
+        reuse: bool = True,
     ) -> None:
         self.limits = limits
         self.policy = policy
-        self.cache = KVCache(limits, key, ttl, verify)
+        self.cache = KVCache(limits, key, ttl, verify, reuse)
         self.state = State(limits, self.cache, log, max_wait, policy.strict_after)
         self.blocked = ""
         self.pace = Pace()
@@ -292,7 +295,10 @@ class Scheduler:
         if not 1 <= len(times) <= self.horizon():
             raise ValueError(f"{len(times)} steps; the plan keeps its shape for {self.horizon()}")
         run.check(self.state, self.state.flights[0], tokens, times)
-        run.apply_run(self.state, self._land(self._steps - 1), tokens, times, seconds or Seconds())
+        flight = self._land(self._steps - 1)
+        since = max(flight.planned, self._last_commit or 0)
+        run.apply_run(self.state, flight, tokens, times, seconds or Seconds())
+        self.pace.count_run(flight, since, times)
         self._steps += len(times) - 1
         self._last_commit = times[-1]
         return self.take_emissions()

@@ -52,16 +52,28 @@ class Observer(Protocol):
 
 
 class Replica:
-    """One replica: a scheduler per data-parallel rank, and the executor that plays their steps."""
+    """One replica: a scheduler per data-parallel rank, and the executor that plays their steps.
+
+    Args:
+        leaps: play many equal steps at once. What comes out is the same; needs one rank and one step in flight.
+    """
 
     def __init__(
-        self, schedulers: Sequence[Scheduler], executor: SimulatedRanks, clock: VirtualClock, answers: Answers
+        self,
+        schedulers: Sequence[Scheduler],
+        executor: SimulatedRanks,
+        clock: VirtualClock,
+        answers: Answers,
+        leaps: bool = False,
     ) -> None:
         self.schedulers = schedulers
         self.executor = executor
         self._clock = clock
         self._answers = answers
         self._depth = executor.limits.max_in_flight
+        self._leaps = leaps
+        assert not leaps or (len(schedulers) == 1 and self._depth == 1), "only single steps of one rank can be leapt"
+        self._run: StepPlan | None = None  # whose steps are leapt over
         self._inbox: list[list[Ask]] = [[] for _ in schedulers]
         self.refused: list[Ask] = []  # since the caller looked
 
@@ -90,16 +102,21 @@ class Replica:
             ]
             inbox = self._inbox[loads.index(min(loads))]
         inbox.append(ask)
+        self.executor.cut(ask.at)
 
-    def turn(self, now: int, observer: Observer) -> list[Emission]:
+    def turn(self, now: int, observer: Observer) -> tuple[list[Emission], Sequence[int]]:
         """At the end of a step, or when something arrived at an idle replica: commit, take what has arrived, and plan.
-        -> what happened to requests."""
+        -> what happened to requests, and when the steps behind it ended."""
         self._clock.advance_to(now)
         emissions: list[Emission] = []
+        times: Sequence[int] = (now,)
         if self.executor.in_flight and self.executor.due <= now:
-            for scheduler, result in zip(self.schedulers, self.executor.collect(), strict=True):
-                if result.step >= 0:
-                    emissions += scheduler.commit(result, now)
+            if self._run is not None:
+                emissions, times = self._land(self._run)
+            else:
+                for scheduler, result in zip(self.schedulers, self.executor.collect(), strict=True):
+                    if result.step >= 0:
+                        emissions += scheduler.commit(result, now)
         for scheduler, inbox in zip(self.schedulers, self._inbox, strict=True):
             if inbox:
                 self._take(scheduler, inbox, now, observer)
@@ -111,7 +128,31 @@ class Replica:
                 break
             self.executor.submit(plans)
             observer.planned(self, plans, now)
-        return emissions
+            if self._leaps:
+                self._leap(plans[0])
+        return emissions, times
+
+    def _leap(self, plan: StepPlan) -> None:
+        """Go on with a plan for as long as it keeps its shape: to the first end of an answer or deadline, or until
+        something arrives."""
+        scheduler = self.schedulers[0]
+        steps = scheduler.horizon()
+        if steps > 1:
+            steps = min(steps, min([self._answers.left(work.id, work.start + 1) for work in plan.work]))
+        if steps <= 1:
+            return
+        ends = self.executor.leap(steps)
+        self._run = plan
+        deadline = scheduler.next_deadline
+        if deadline is not None and deadline <= ends[-1]:
+            self.executor.cut(deadline)
+
+    def _land(self, plan: StepPlan) -> tuple[list[Emission], Sequence[int]]:
+        """A run has ended."""
+        times = self.executor.collect_run()
+        tokens = {work.id: self._answers.run(work.id, work.start + 1, len(times)) for work in plan.work}
+        self._run = None
+        return self.schedulers[0].commit_run(tokens, times), times
 
     def _plan(self, scheduler: Scheduler, now: int) -> StepPlan:
         plan = scheduler.plan(now)
@@ -161,10 +202,15 @@ def run(
             index = route(ask, replicas)
             replicas[index].offer(ask)
             if replicas[index].due is not None:
+                again = replicas[index].due
+                if again is not None and again != wanted[index]:  # a run was cut short
+                    wanted[index] = again
+                    heapq.heappush(steps, (again, index))
                 continue  # it is seen when the step ends
         replica = replicas[index]
-        for emission in replica.turn(now, observer):
-            observer.emitted(emission, (now,))
+        emissions, times = replica.turn(now, observer)
+        for emission in emissions:
+            observer.emitted(emission, times if emission.tokens else (now,))
             if emission.finish is not None:
                 answers.forget(emission.request.id)
                 following = source.then(asks.pop(emission.request.id), emission, now)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import chain
 
 import msgspec
 
@@ -17,7 +17,7 @@ from headway.simulate.driver import Replica
 from headway.simulate.workload import Ask
 
 PS_PER_NS = 1000
-DETAIL = 2_000_000  # tokens whose times are kept one by one; of answers after these, first and last token
+DETAIL = 1_000_000  # tokens whose times are kept one by one; of answers after these, first and last token
 SAMPLES = 512  # points of a series, at most
 PARTS = ("queue", "prefill", "decode")
 
@@ -43,9 +43,11 @@ class Series:
         self._every = 1e-3
         self._next = 0.0
 
-    def sample(self, seconds: float, *figures: float) -> None:
-        if seconds < self._next:
-            return
+    def wants(self, seconds: float) -> bool:
+        """Is a sample due?"""
+        return seconds >= self._next
+
+    def add(self, seconds: float, *figures: float) -> None:
         self.samples.append((seconds, *figures))
         self._next = seconds + self._every
         if len(self.samples) >= 2 * SAMPLES:
@@ -76,11 +78,32 @@ class Trail:
         self.areas = dict.fromkeys(PARTS, 0)
         self.spent = dict.fromkeys(PARTS, 0)
         self.preemptions = self.steps = self.step_tokens = self.step_rows = 0
-        self.series = Series(("waiting", "running", "batch", "kv_use"))
+        self.series = Series(("waiting", "running", "batch", "kv_use", "kv_filled"))
         self._detail = detail
         self._tracks: dict[str, Track] = {}
         self._now = 0
         self.begin: int | None = None
+        self._at: list[tuple[int, int, int]] = []  # (when, arrived, ended), at every arrival
+
+    def close(self, end: int) -> None:
+        """Nothing more happens until `end`."""
+        self._pass(end)
+
+    def mean(self, part: str) -> float:
+        """Mean number of requests in a part."""
+        seconds = self._now - (self.begin or 0)
+        return self.areas[part] / seconds if seconds else 0.0
+
+    def second_half(self) -> tuple[int, int, float]:
+        """(arrived, ended, how many more were inside at its end than at its beginning), in the second half of the time
+        in which requests arrived."""
+        if not self._at:
+            return 0, 0, 0.0
+        middle = (self._at[0][0] + self._at[-1][0]) / 2
+        _, arrived, ended = self._at[bisect_left(self._at, (middle,))]
+        _, all_arrived, all_ended = self._at[-1]
+        more, gone = all_arrived - arrived, all_ended - ended
+        return more, gone, float(more - gone)
 
     def arrived(self, ask: Ask) -> None:
         self._pass(ask.at)
@@ -88,6 +111,8 @@ class Trail:
             self.begin = self._now = ask.at
         self.counts["arrived"] += 1
         self.inside["queue"] += 1
+        ended = self.counts["arrived"] - sum(self.inside.values())
+        self._at.append((ask.at, self.counts["arrived"], ended))
         times = array("q") if ask.output <= self._detail else None
         self._detail -= ask.output if times is not None else 0
         self._tracks[str(ask.number)] = Track(ask, times=times)
@@ -116,8 +141,10 @@ class Trail:
         self.steps += 1
         self.step_tokens += tokens
         self.step_rows += rows
-        waiting, running = self.inside["queue"], self.inside["prefill"] + self.inside["decode"]
-        self.series.sample(to_seconds(now - (self.begin or 0)), waiting, running, rows, _kv_use(replica))
+        seconds = to_seconds(now - (self.begin or 0))
+        if self.series.wants(seconds):
+            waiting, running = self.inside["queue"], self.inside["prefill"] + self.inside["decode"]
+            self.series.add(seconds, waiting, running, rows, *_kv_use(replica))
 
     def emitted(self, emission: Emission, times: Sequence[int]) -> None:
         now = times[-1]
@@ -181,7 +208,12 @@ class Trail:
         )  # fmt: skip
 
 
-def _kv_use(replica: Replica) -> float:
-    """Share of the blocks that somebody owns."""
-    pools = list(chain.from_iterable(scheduler.cache.pools for scheduler in replica.schedulers))
-    return round(1 - sum(pool.available for pool in pools) / sum(pool.size for pool in pools), 4)
+def _kv_use(replica: Replica) -> tuple[float, float]:
+    """(share of the blocks that somebody owns, share of their places that hold computed tokens), of the first group."""
+    size = owned = filled = 0
+    for scheduler in replica.schedulers:
+        pool = scheduler.cache.pools[0]
+        size += pool.size
+        owned += pool.size - pool.available
+        filled += sum(row.request.computed for row in scheduler.state.running)
+    return round(owned / size, 4), round(filled / (size * replica.schedulers[0].cache.block_size), 4)

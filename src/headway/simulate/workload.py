@@ -66,9 +66,14 @@ _ENDS = frozenset({END})
 
 
 class Answers:
-    """What a simulated model says: tokens like no others, and END where an answer is as long as it was to be."""
+    """What a simulated model says: tokens like no others, and END where an answer is as long as it was to be.
 
-    def __init__(self) -> None:
+    Args:
+        alike: all tokens but the last may be the same, because nobody compares them.
+    """
+
+    def __init__(self, alike: bool = False) -> None:
+        self.alike = alike
         self._ends: dict[str, tuple[int, int]] = {}  # id -> (base of its tokens, position of its last token)
 
     def expect(self, ask: Ask) -> None:
@@ -81,6 +86,18 @@ class Answers:
         base, last = self._ends[row.id]
         return END if position >= last else base | position
 
+    def left(self, id: str, position: int) -> int:
+        """Tokens from `position` to its end."""
+        return self._ends[id][1] - position + 1
+
+    def run(self, id: str, position: int, count: int) -> list[int]:
+        """The tokens from `position` on, none of them after the end."""
+        base, last = self._ends[id]
+        said = [0] * count if self.alike else list(range(base + position, base + position + count))
+        if position + count > last:
+            said[-1] = END
+        return said
+
 
 def made_up(number: int, tokens: int, shared: Sequence[int] = ()) -> list[int]:
     """A prompt that begins like others with `shared` and goes on like no other."""
@@ -90,11 +107,11 @@ def made_up(number: int, tokens: int, shared: Sequence[int] = ()) -> list[int]:
     return [*shared[:tokens], *range(base + min(len(shared), tokens), base + tokens)]
 
 
-def of_row(number: int, row: TraceRow) -> Ask:
-    """A recorded request: equal block ids are equal tokens at equal places."""
-    shared: list[int] = []
+def of_row(number: int, row: TraceRow, shared: Sequence[int] = ()) -> Ask:
+    """A recorded request: equal block ids are equal tokens at equal places. `shared`: what all begin with, where the
+    record says nothing."""
+    begin = list(shared)
     for block in row.blocks:
         base = -2 - (block << BITS)
-        shared.extend(range(base, base - row.block_tokens, -1))
-    prompt = made_up(number, row.input_tokens, shared)
-    return Ask(number, to_ps(row.at), prompt, row.output_tokens)
+        begin.extend(range(base, base - row.block_tokens, -1))
+    return Ask(number, to_ps(row.at), made_up(number, row.input_tokens, begin), row.output_tokens)

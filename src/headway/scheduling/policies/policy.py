@@ -18,6 +18,7 @@ class Policy:
         fill: plans a step by calling passes of `Step`.
         pauses_decode: running decodes may be left out of a step that still has budget.
         headroom: nobody is admitted unless every running row could have one more block.
+        predicts: it needs the step-time model.
         strict_after: preemptions after which a request is only admitted with its worst case reserved; None = never.
     """
 
@@ -25,4 +26,5 @@ class Policy:
     fill: Callable[[Step], None]
     pauses_decode: bool = False
     headroom: bool = True
+    predicts: bool = False
     strict_after: int | None = STRICT_AFTER

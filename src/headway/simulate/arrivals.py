@@ -1,0 +1,178 @@
+"""Where requests come from: open loops and traces, closed loops, and conversations of several turns."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from headway.core.clock import to_ps, to_seconds
+from headway.core.errors import BadInput
+from headway.core.events import Finished, Queued
+from headway.engine.event_file import read_events, read_header
+from headway.scheduling.state import Emission
+from headway.simulate.workload import Ask, made_up, of_row
+from headway.traffic.load import Load, timetable
+from headway.traffic.traces import TraceRow
+
+MOST = 100_000_000  # requests
+
+
+class Lengths(msgspec.Struct, frozen=True):
+    """Lengths of made-up requests: means, and coefficients of variation of log-normal ones (0 = all equal).
+
+    Attributes:
+        shared: prompt tokens that all requests begin with.
+        most: tokens a client asks for at most; None = whatever the context holds.
+    """
+
+    input_tokens: int = 256
+    output_tokens: int = 64
+    input_cv: float = 0.0
+    output_cv: float = 0.0
+    shared: int = 0
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, low in (("input_tokens", 1), ("output_tokens", 1), ("shared", 0)):
+            if not low <= getattr(self, name) < 1 << 24:
+                raise BadInput(f"--{name.replace('_', '-')}", f"{getattr(self, name)} is not a number of tokens")
+        for name in ("input_cv", "output_cv"):
+            if not 0 <= getattr(self, name) <= 10:
+                raise BadInput(f"--{name.replace('_', '-')}", f"{getattr(self, name):g} is not from 0 to 10")
+
+    def draw(self, noise: random.Random) -> tuple[int, int]:
+        return _draw(self.input_tokens, self.input_cv, noise), _draw(self.output_tokens, self.output_cv, noise)
+
+
+def _draw(mean: int, cv: float, noise: random.Random) -> int:
+    """Log-normal with this mean and coefficient of variation, at least 1."""
+    if not cv:
+        return mean
+    spread = math.log1p(cv * cv)
+    return max(1, round(noise.lognormvariate(math.log(mean) - spread / 2, math.sqrt(spread))))
+
+
+def rows_of(lengths: Lengths, count: int, seed: int) -> list[TraceRow]:
+    """Made-up requests; the load says when they come."""
+    if not 1 <= count <= MOST:
+        raise BadInput("--requests", f"{count} is not a whole number from 1 to {MOST}")
+    noise = random.Random(f"lengths {seed}")
+    return [TraceRow(0.0, *lengths.draw(noise)) for _ in range(count)]
+
+
+def recorded(path: Path) -> list[TraceRow]:
+    """The requests of an event log: prompts are equal where their blocks' names are.
+
+    Raises:
+        EventFileError: it is none.
+    """
+    size = read_header(path).limits.block_size
+    queued: dict[str, Queued] = {}
+    rows: list[TraceRow] = []
+    numbers: dict[bytes, int] = {}
+    for event in read_events(path):
+        if isinstance(event, Queued):
+            queued[event.id] = event
+        elif isinstance(event, Finished) and event.generated:
+            came = queued.pop(event.id)
+            blocks = tuple(numbers.setdefault(name, len(numbers)) for name in came.names)
+            rows.append(TraceRow(to_seconds(came.now), came.prompt_tokens, event.generated, blocks, size))
+    if not rows:
+        raise BadInput("--log", f"{path} holds no answered request")
+    start = min(row.at for row in rows)
+    return sorted((replace(row, at=row.at - start) for row in rows), key=lambda row: row.at)
+
+
+class Stream:
+    """Requests that come by a timetable, whatever happens to them."""
+
+    def __init__(self, rows: Sequence[TraceRow], load: Load, shared: int = 0, most: int | None = None) -> None:
+        self._rows = rows
+        self._times = timetable(load, [row.at for row in rows])
+        self._make = Maker(shared, most)
+
+    def first(self) -> Iterator[Ask]:
+        for number, (row, at) in enumerate(zip(self._rows, self._times, strict=True)):
+            yield self._make(number, row, to_ps(at))
+
+    def then(self, ask: Ask, emission: Emission, now: int) -> None:
+        return None
+
+
+class Closed:
+    """So many requests in flight at any time: whenever one ends the next one comes, after `think` seconds."""
+
+    def __init__(
+        self, rows: Sequence[TraceRow], concurrency: int, think: float = 0.0, shared: int = 0, most: int | None = None
+    ) -> None:
+        if concurrency < 1:
+            raise BadInput("--concurrency", f"{concurrency} is not a whole number from 1")
+        self._rows = iter(enumerate(rows))
+        self._concurrency = concurrency
+        self._think = to_ps(think)
+        self._make = Maker(shared, most)
+
+    def first(self) -> Iterator[Ask]:
+        for _ in range(self._concurrency):
+            if (ask := self._next(0)) is not None:
+                yield ask
+
+    def then(self, ask: Ask, emission: Emission, now: int) -> Ask | None:
+        return self._next(now + self._think)
+
+    def _next(self, at: int) -> Ask | None:
+        row = next(self._rows, None)
+        return None if row is None else self._make(*row, at)
+
+
+class Sessions:
+    """Conversations: each turn's prompt is all that was said before and a new message, after `think` seconds in the
+    mean (exponential). `rows` say what each turn adds; sessions begin by the load's timetable."""
+
+    def __init__(
+        self, rows: Sequence[TraceRow], load: Load, turns: int, think: float, longest: int, most: int | None = None,
+        shared: int = 0,
+    ) -> None:  # fmt: skip
+        if turns < 1:
+            raise BadInput("--turns", f"{turns} is not a whole number from 1")
+        self._rows, self._turns, self._longest, self._think, self._most = rows, turns, longest, think, most
+        begins = [TraceRow(0.0, 1, 1)] * -(-len(rows) // turns)
+        self._times = timetable(load, [row.at for row in begins])
+        self._make = Maker(shared, most)
+        self._noise = random.Random(f"think {load.seed}")
+
+    def first(self) -> Iterator[Ask]:
+        for session, at in enumerate(self._times):
+            number = session * self._turns
+            yield self._make(number, self._rows[number], to_ps(at))
+
+    def then(self, ask: Ask, emission: Emission, now: int) -> Ask | None:
+        number = ask.number + 1
+        over = ask.turn + 1 >= self._turns or number >= len(self._rows) or emission.finish is None
+        if over or emission.request.finish is None or emission.request.finish.reason not in ("stop", "length"):
+            return None
+        row = self._rows[number]
+        said = emission.request.tokens
+        if len(said) + row.input_tokens + row.output_tokens >= self._longest:
+            return None  # the conversation has filled the context
+        at = now + to_ps(self._noise.expovariate(1 / self._think) if self._think else 0.0)
+        prompt = made_up(number, len(said) + row.input_tokens, said)
+        return Ask(number, at, prompt, row.output_tokens, most=self._most, turn=ask.turn + 1)
+
+
+class Maker:
+    """Requests from rows; all begin with the same `shared` tokens, if any."""
+
+    def __init__(self, shared: int, most: int | None) -> None:
+        self._shared = made_up((1 << 38) - 1, shared) if shared else []
+        self._most = most
+
+    def __call__(self, number: int, row: TraceRow, at: int) -> Ask:
+        ask = of_row(number, row, self._shared)
+        ask.at, ask.most = at, self._most
+        return ask

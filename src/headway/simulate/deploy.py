@@ -1,0 +1,194 @@
+"""What is simulated: a model on devices, its step time, its memory plan, and how its scheduler is set up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from headway.core.clock import VirtualClock, to_ps
+from headway.core.errors import BadInput
+from headway.core.events import EventLog
+from headway.core.step import Capabilities
+from headway.engine.warmup import DECODES, LEAST_MS
+from headway.executor.simulated import SimulatedRanks
+from headway.roofline.calibrate import calibration
+from headway.roofline.deployment import Deployment
+from headway.roofline.hardware import GIB, Hardware
+from headway.roofline.memory import MemoryPlan, cut_pools, replica_memory
+from headway.roofline.profile import Profile
+from headway.roofline.replica import Replica as Priced
+from headway.roofline.replica import deploy
+from headway.roofline.step import StepTime, check_layout, decode_step
+from headway.roofline.timing import Timing, estimate, held, not_fitted
+from headway.scheduling.budget import Budget
+from headway.scheduling.policies import policy_named
+from headway.scheduling.scheduler import Scheduler
+from headway.shape.model import ModelShape, block_bytes
+from headway.simulate.driver import Replica
+from headway.simulate.workload import Answers
+
+MEMORIES = ("paged", "contiguous")
+ENGINE = "vllm"  # whose fitted constants stand for an engine on a GPU
+BACKEND = "native"  # what serves on a measured machine
+GPU_ROWS, GPU_TOKENS = 256, 2048  # of a step
+CPU_ROWS, CPU_TOKENS = 32, 512
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """How a replica's scheduler and cache are set up; None = as is usual for the device.
+
+    Attributes:
+        policy: a name of `scheduling.policies`.
+        max_rows, max_step_tokens: rows and new tokens of a step at most.
+        step_ms: milliseconds that a chunk may make a step with decodes take.
+        max_model_len: longest context.
+        memory: "paged", or "contiguous": every request reserves the longest context from its start.
+        block_size: tokens of a block of paged memory.
+        kv_cache_gib: of the cache, in place of all that is free.
+        prefix_cache: whether finished prefixes are kept. prefix_ttl: for how many seconds.
+        max_wait: seconds a request may wait for its turn.
+        host_us: microseconds per step outside of the step-time model.
+    """
+
+    policy: str = "chunked"
+    max_rows: int | None = None
+    max_step_tokens: int | None = None
+    step_ms: float | None = None
+    max_model_len: int | None = None
+    memory: str = "paged"
+    block_size: int = 32
+    kv_cache_gib: float | None = None
+    prefix_cache: bool = True
+    prefix_ttl: float = 1800.0
+    max_wait: float | None = None
+    host_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        policy_named(self.policy)
+        if self.memory not in MEMORIES:
+            raise BadInput("--memory", f"{self.memory!r} is not one of {', '.join(MEMORIES)}")
+        for name in ("max_rows", "max_step_tokens", "max_model_len", "block_size"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= 1 << 24:
+                raise BadInput(f"--{name.replace('_', '-')}", f"{value} is not a whole number from 1 to {1 << 24}")
+        for name in ("step_ms", "kv_cache_gib", "prefix_ttl", "max_wait"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise BadInput(f"--{name.replace('_', '-')}", f"{value:g} is not a number above 0")
+        if not 0 <= self.host_us < float("inf"):
+            raise BadInput("--host-us", f"{self.host_us:g} is not a number from 0")
+
+
+class Deployed(msgspec.Struct, frozen=True):
+    """A replica ready to be simulated.
+
+    Attributes:
+        priced: model, precision, devices. model: seconds of its steps; label: what these rest on.
+        memory: of one device. limits: what the executor pretends to hold. budget: of a step.
+    """
+
+    priced: Priced
+    setup: Setup
+    model: StepTime
+    label: str
+    memory: MemoryPlan
+    limits: Capabilities
+    budget: Budget
+
+    def replica(self, answers: Answers, log: EventLog | None = None, leaps: bool = True) -> Replica:
+        """A fresh one, with an empty cache. `leaps`: over equal steps, which changes nothing but the time it takes."""
+        clock, policy = VirtualClock(), policy_named(self.setup.policy)
+        sized = self.budget.milliseconds is not None or policy.predicts
+        scheduler = Scheduler(
+            self.limits, key=b"", policy=policy, budget=self.budget, model=self.model if sized else None, log=log,
+            ttl=to_ps(self.setup.prefix_ttl), max_wait=self.setup.max_wait, reuse=self.setup.prefix_cache,
+        )  # fmt: skip
+        executor = SimulatedRanks(self.limits, clock, self.model, answers, host=self.setup.host_us * 1e-6)
+        return Replica([scheduler], executor, clock, answers, leaps=leaps)
+
+
+def deployed(
+    shape: ModelShape, device: Hardware, gpus: int, setup: Setup, *, precision: str | None = None,
+    kv: str | None = None, profile: Profile | None = None,
+) -> Deployed:  # fmt: skip
+    """Plan the memory and price the steps of a replica.
+
+    Args:
+        profile: of the machine, where `device` is one that was measured.
+
+    Raises:
+        BadInput: it does not fit, or cannot be split so.
+    """
+    check_layout(shape, gpus, field="--tp")
+    priced = deploy(shape, device, gpus, precision=precision, kv=kv, mode=Priced)
+    timing = _timing(priced, profile)
+    cpu = device.kind == "cpu"
+    rows = setup.max_rows or (CPU_ROWS if cpu else GPU_ROWS)
+    tokens = max(rows, setup.max_step_tokens or (CPU_TOKENS if cpu else GPU_TOKENS))
+    longest = setup.max_model_len or shape.context or 4096
+    memory = _memory(priced, setup, rows, tokens, longest)
+    size, blocks = memory.block_size, memory.blocks
+    limits = Capabilities(
+        block_size=size, blocks=blocks, windows=tuple(group.window for group in priced.shape.groups), max_rows=rows,
+        max_tokens_per_step=tokens, max_model_len=min(longest, memory.longest),
+    )  # fmt: skip
+    milliseconds = setup.step_ms
+    if milliseconds is None and cpu:
+        milliseconds = max(LEAST_MS, DECODES * 1e3 * timing.model.predict(decode_step(priced.shape, 1, 1)))
+    return Deployed(
+        priced, setup, timing.model, _label(timing), memory, limits, Budget(tokens=tokens, milliseconds=milliseconds)
+    )
+
+
+def _memory(priced: Priced, setup: Setup, rows: int, tokens: int, longest: int) -> MemoryPlan:
+    """The plan of one device, its cache cut into pools."""
+    shape = priced.shape
+    plan = replica_memory(shape, priced.hardware, priced.gpus, step_tokens=tokens)
+    size = setup.block_size if setup.memory == "paged" else longest
+    each = [block_bytes(group, size, priced.gpus) for group in shape.groups]
+    wanted = setup.kv_cache_gib
+    if wanted is None and priced.hardware.kind != "cpu":  # a GPU is all the engine's
+        wanted = plan.room / GIB
+        if wanted <= 0:
+            raise BadInput("--hardware", f"{shape.name} does not fit: {plan.spent()}; more GPUs (--tp) share it")
+    return cut_pools(
+        plan, shape.groups, each, block_size=size, max_rows=rows, max_len=longest, step_tokens=tokens,
+        kv_cache_gib=wanted,
+    )  # fmt: skip
+
+
+def _timing(priced: Priced, profile: Profile | None) -> Timing:
+    """Fitted to this machine's own steps, or to public runs of an engine; else a bound."""
+    shape, device = priced.shape, priced.hardware
+    if profile is not None:
+        formats = held(shape)
+        found = estimate(shape, profile, BACKEND, formats) if priced.gpus == 1 else None
+        return found or Timing.bound(priced.step_time(), not_fitted(profile, BACKEND, formats))
+    if device.kind != "gpu":
+        return Timing.bound(priced.step_time(), f"no engine's steps are known on {device.name}")
+    served = Deployment(
+        shape, device, ENGINE, concurrency=64.0, prompt=1024.0, output=256.0, precision=_precision(priced),
+        cache_bytes=shape.kv_width or 2.0, gpus=priced.gpus,
+    )  # fmt: skip
+    known = calibration()
+    efficiency, reduce = known.constants(served)
+    outside = known.outside(served)
+    model = priced.step_time(efficiency, reduce if priced.gpus > 1 else None)
+    return Timing(model, "estimate", 1.0, 1.0, outside)
+
+
+def _label(timing: Timing) -> str:
+    """What the seconds rest on."""
+    if timing.label == "bound" or timing.high > timing.low:
+        return timing.text()
+    doubt = f"; not validated: {timing.reason}" if timing.reason else ""
+    return f"estimate: constants fitted on public runs of {ENGINE}{doubt}"
+
+
+def _precision(priced: Priced) -> str:
+    """As the calibration names it."""
+    names: dict[str, Callable[[float], bool]] = {
+        "bf16": lambda width: width >= 1.5, "fp8": lambda width: width >= 0.75, "fp4": lambda width: True,
+    }  # fmt: skip
+    return next(name for name, of in names.items() if of(priced.weight_width))

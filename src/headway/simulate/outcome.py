@@ -1,0 +1,146 @@
+"""What one `headway simulate` leaves: a simulation per policy, the rate searched, and the files asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import BadInput
+from headway.metrics import goodput
+from headway.metrics.files import save_records, to_csv
+from headway.metrics.summary import Targets
+from headway.metrics.views import VIEWS, view
+from headway.report import files
+from headway.report.document import Document, write_page, write_plot
+from headway.report.figures import check_plot, need_plots
+from headway.simulate.deploy import Deployed
+from headway.simulate.document import comparison, document
+from headway.simulate.play import Played, play
+from headway.simulate.traffic import Traffic
+
+Report = Callable[[str, int, int | None], None]  # (what, done, of)
+RESOLUTION = 0.05  # of a searched rate
+LOWEST = 1 / 1024  # of the first rate, below which a search gives up
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Simulations by policy, in the order asked for."""
+
+    played: Mapping[str, Played]
+
+    def json(self) -> dict[str, Any]:
+        """One object; of several policies, an object of them by name."""
+        summaries = {name: one.summary for name, one in self.played.items()}
+        return next(iter(summaries.values())) if len(summaries) == 1 else {"policies": summaries}
+
+    def document(self) -> Document:
+        return document(next(iter(self.played.values()))) if len(self.played) == 1 else comparison(self.played)
+
+
+def simulate_all(
+    deployments: Sequence[Deployed], traffic: Traffic, replicas: int, route: str, targets: Targets | None,
+    as_tool: str | None, search: bool, report: Report,
+) -> Outcome:  # fmt: skip
+    """Simulate the load under every deployment.
+
+    Raises:
+        BadInput: options that make no sense together.
+    """
+    if not 1 <= replicas <= 1 << 16:
+        raise BadInput("--replicas", f"{replicas} is not a whole number from 1 to {1 << 16}")
+    if as_tool is not None and as_tool not in VIEWS:
+        raise BadInput("--as", f"{as_tool!r} is not one of {', '.join(VIEWS)}")
+    if search and traffic.rate is None:
+        raise BadInput("--search", "needs --rate, where to begin")
+    found: dict[str, Played] = {}
+    for one in deployments:
+        name = one.setup.policy
+
+        def once(load: Traffic, what: str, one: Deployed = one) -> Played:
+            source = load.source(one.limits.max_model_len)
+            played = play(
+                one, source, load.load, replicas=replicas, route=route, targets=targets,
+                progress=lambda ended: report(what, ended, load.requests),
+            )  # fmt: skip
+            return played
+
+        played = found[name] = once(traffic, f"simulating, {name}")
+        if as_tool is not None:
+            played.summary["as"] = view(as_tool, played.run, "completions")
+        if search:
+            gpus = one.priced.gpus * replicas
+            key = "saturation" if targets is None else "goodput"
+            searched = saturation if targets is None else _goodput
+            played.summary[key] = searched(once, traffic, targets, gpus, name)
+    return Outcome(found)
+
+
+Once = Callable[[Traffic, str], Played]
+
+
+def _goodput(once: Once, traffic: Traffic, targets: Targets | None, gpus: int, name: str) -> dict[str, Any]:
+    """As a bench searches it: batches at each rate until the share is decided."""
+    assert targets is not None and traffic.rate is not None
+    sent = 0
+
+    async def batch(rate: float, requests: int, look: int) -> tuple[int, int]:
+        nonlocal sent
+        sent += 1
+        played = once(traffic.at(rate, requests, traffic.seed + sent), f"searching, {name}: {rate:.3g}/s")
+        slo = played.summary["slo"]
+        return slo["good"], slo["requests"]
+
+    return asyncio.run(goodput.search(batch, traffic.rate, traffic.requests, targets.attainment, RESOLUTION, gpus))
+
+
+def saturation(once: Once, traffic: Traffic, targets: Targets | None, gpus: int, name: str) -> dict[str, Any]:
+    """The highest rate that the system keeps up with."""
+    assert traffic.rate is not None
+    trials: list[dict[str, Any]] = []
+    held, failed, rate = 0.0, float("inf"), traffic.rate
+    while failed > held * (1 + RESOLUTION) and rate > traffic.rate * LOWEST and len(trials) < 40:
+        played = once(traffic.at(rate, traffic.requests, traffic.seed), f"searching, {name}: {rate:.3g}/s")
+        stable = played.summary["stability"]["stable"]
+        trials.append({"rate": rate, "stable": stable, "output": played.summary["throughput"]["output"]})
+        held, failed = (rate, failed) if stable else (held, rate)
+        rate = held * 2 if failed == float("inf") else (held * failed) ** 0.5 if held else failed / 2
+    return {
+        "rate": held or None, "per_gpu": held / gpus if held else None,
+        "fails_at": None if failed == float("inf") else failed, "resolution": RESOLUTION, "trials": trials,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files asked for; None = not wanted."""
+
+    csv: Path | None = None
+    html: Path | None = None
+    plot: Path | None = None
+    records: Path | None = None
+
+    def check(self) -> None:
+        """Refuse now what could not be written in the end."""
+        for path, option in ((self.csv, "--csv"), (self.html, "--html"), (self.records, "--records")):
+            files.check_writable(path, option)
+        check_plot(self.plot)
+        if self.html is not None:
+            need_plots("--html")
+
+    def write(self, outcome: Outcome, command: str) -> None:
+        """`command`: what was typed, for the page."""
+        first = next(iter(outcome.played.values()))
+        if (self.csv or self.records) and len(outcome.played) > 1:
+            raise BadInput("--csv" if self.csv else "--records", "holds one simulation; give one policy")
+        if self.csv is not None:
+            files.write(self.csv, "--csv", to_csv(first.run.records))
+        if self.records is not None:
+            save_records(self.records, first.run, "completions")
+        if self.plot is not None:
+            write_plot(outcome.document(), self.plot)
+        if self.html is not None:
+            write_page(outcome.document(), self.html, command)

@@ -1,0 +1,148 @@
+"""One simulation from a deployment and a load: played, summed up as `headway bench` sums up a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from headway.core.clock import to_seconds
+from headway.core.errors import BadInput
+from headway.metrics import goodput
+from headway.metrics.run import Run
+from headway.metrics.summary import Targets, summarize
+from headway.roofline.queueing import little
+from headway.simulate.deploy import Deployed
+from headway.simulate.driver import Replica, Route, Source, run
+from headway.simulate.trail import DETAIL, PARTS, Trail
+from headway.simulate.workload import Answers, Ask
+from headway.traffic.load import Load
+
+ROUTES = ("round-robin", "least-loaded")
+KEEPS_UP = 0.95  # ended over arrived, while requests arrive, below which a system with a growing queue does not keep up
+GREW = 2.5  # standard deviations of the number of arrivals that a queue must have grown by
+
+
+class Played(msgspec.Struct):
+    """A simulation's summary, the records and series behind it, and what was simulated."""
+
+    summary: dict[str, Any]
+    run: Run
+    trail: Trail
+
+
+def play(
+    deployed: Deployed,
+    source: Source,
+    load: Load,
+    *,
+    replicas: int = 1,
+    route: str = "round-robin",
+    targets: Targets | None = None,
+    detail: int = DETAIL,
+    progress: Callable[[int], None] = lambda ended: None,
+) -> Played:
+    """Simulate `replicas` equal replicas under a load until every request has ended.
+
+    Raises:
+        BadInput: no such route.
+    """
+    answers, trail = Answers(alike=not deployed.setup.prefix_cache), Trail(detail)
+    copies = [deployed.replica(answers) for _ in range(replicas)]
+    end = run(
+        copies, source, trail, answers, router(route),
+        progress=lambda now: progress(trail.counts["finished"] + trail.counts["refused"]),
+    )  # fmt: skip
+    if not trail.records:
+        raise BadInput("--requests", "the load holds no request")
+    trail.close(end)
+    records = sorted(trail.records, key=lambda record: record.index)
+    found = Run(load, records)
+    return Played(_summary(deployed, found, trail, end, copies, targets, route), found, trail)
+
+
+def router(name: str) -> Route:
+    """Which replica a request goes to."""
+    if name not in ROUTES:
+        raise BadInput("--route", f"{name!r} is not one of {', '.join(ROUTES)}")
+    turn = -1
+
+    def round_robin(ask: Ask, replicas: Sequence[Replica]) -> int:
+        nonlocal turn
+        turn = (turn + 1) % len(replicas)
+        return turn
+
+    def least_loaded(ask: Ask, replicas: Sequence[Replica]) -> int:
+        loads = [replica.load for replica in replicas]
+        return loads.index(min(loads))
+
+    return round_robin if name == "round-robin" else least_loaded
+
+
+def _summary(
+    deployed: Deployed, found: Run, trail: Trail, end: int, copies: Sequence[Replica], targets: Targets | None,
+    route: str,
+) -> dict[str, Any]:  # fmt: skip
+    priced, setup = deployed.priced, deployed.setup
+    summary: dict[str, Any] = {
+        "model": priced.shape.name, "hardware": priced.hardware.name, "gpus": priced.gpus, "replicas": len(copies),
+        "precision": priced.precision, "step_time": deployed.label, "route": route,
+        "setup": msgspec.to_builtins(setup) | {"budget": msgspec.to_builtins(deployed.budget)},
+        "limits": msgspec.to_builtins(deployed.limits),
+    }  # fmt: skip
+    summary |= summarize(found, targets)
+    seconds = to_seconds(end - (trail.begin or 0))
+    busy = sum(to_seconds(copy.executor.busy) for copy in copies)
+    summary["steps"] = {
+        "count": trail.steps, "mean_ms": 1e3 * busy / trail.steps if trail.steps else None,
+        "busy_share": busy / seconds / len(copies) if seconds else None,
+        "tokens_per_step": trail.step_tokens / trail.steps if trail.steps else None,
+        "rows_per_step": trail.step_rows / trail.steps if trail.steps else None, "preemptions": trail.preemptions,
+    }  # fmt: skip
+    summary["queue"] = {"mean": trail.mean("queue"), "series": trail.series.column("waiting")}
+    batch = trail.step_rows / trail.steps if trail.steps else None
+    summary["batch"] = {"mean": batch, "series": trail.series.column("batch")}
+    summary["running"] = {"series": trail.series.column("running")}
+    for name in ("kv_use", "kv_filled"):
+        column = trail.series.column(name)
+        summary[name] = {"max": max((use for _, use in column), default=0.0), "series": column}
+    summary["little"] = _little(trail, seconds)
+    summary["stability"] = stability(trail)
+    if "slo" in summary:
+        good = summary["slo"]["good"] / seconds if seconds else None
+        summary["goodput"] = goodput.single(summary["slo"], summary["load"].get("intended_rate"), good)
+    summary["warnings"] = [] if summary["stability"]["stable"] else [summary["stability"]["statement"]]
+    return summary
+
+
+def _little(trail: Trail, seconds: float) -> dict[str, Any]:
+    """L = lambda W, for each part and the whole: the number inside as it was counted over time, beside the rate of
+    arrivals times the mean time that ended requests spent there."""
+    arrived = trail.counts["arrived"]
+    rate = arrived / seconds if seconds else 0.0
+
+    def law(inside: float, waited: float) -> dict[str, float | None]:
+        expected = little(rate, waited)
+        error = 100 * (inside / expected - 1) if expected else None
+        return {"mean_inside": inside, "rate": rate, "mean_seconds": waited, "rate_times_seconds": expected,
+                "error_pct": error}  # fmt: skip
+
+    rows = {part: law(trail.mean(part), to_seconds(trail.spent[part]) / arrived) for part in PARTS}
+    whole = law(sum(map(trail.mean, PARTS)), to_seconds(sum(trail.spent.values())) / arrived)
+    return rows | {"system": whole}
+
+
+def stability(trail: Trail) -> dict[str, Any]:
+    """Does the system keep up while requests arrive? Over the second half of the arrivals: what ended beside what
+    arrived, and whether the number inside grew."""
+    arrived, ended, grew = trail.second_half()
+    ratio = ended / arrived if arrived else 1.0
+    stable = ratio >= KEEPS_UP or grew < GREW * arrived**0.5
+    statement = "the system keeps up with its load"
+    if not stable:
+        statement = (
+            f"not stable: in the second half of the arrivals only {ratio:.0%} of what arrived ended, and the requests "
+            f"inside grew by {grew:.0f}; latencies and queue say how long the run was, not what the system does"
+        )
+    return {"stable": stable, "ended_over_arrived": ratio, "grew_by": grew, "statement": statement}

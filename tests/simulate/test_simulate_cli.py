@@ -1,0 +1,158 @@
+"""`headway simulate` from the outside: the object of a bench, and what only a simulation has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.cli import main
+from headway.core.errors import BadInput
+from headway.metrics.files import load_records
+from headway.simulate.arrivals import Lengths, rows_of
+from headway.simulate.deploy import Setup
+from headway.simulate.play import router
+from headway.simulate.traffic import Traffic
+
+BASE = ["simulate", "--model", "llama-3.1-8b", "--hardware", "h100-sxm", "--requests", "30"]
+SHORT = ["--input-tokens", "300", "--output-tokens", "12"]
+BENCH_KEYS = {"ttft_ms", "tpot_ms", "itl_token_ms", "e2e_ms", "throughput"}
+
+
+def simulated(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    with pytest.raises(SystemExit) as ended:
+        main([*BASE, *args, "--json"])
+    out = capsys.readouterr().out
+    assert not ended.value.code, out
+    return json.loads(out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([*BASE, *args])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_an_open_loop_prints_the_object_of_a_bench_and_more(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    saved = tmp_path / "records.json"
+    found = simulated(
+        capsys, "--rate", "20", *SHORT, "--slo", "ttft=1s,tpot=50ms", "--as", "vllm", "--records", str(saved),
+        "--csv", str(tmp_path / "rows.csv"), "--html", str(tmp_path / "page.html"),
+    )  # fmt: skip
+    assert found.keys() >= BENCH_KEYS | {"slo", "goodput", "steps", "queue", "batch", "kv_use", "little", "stability"}
+    assert found["requests"]["completed"] == 30 and found["throughput"]["output_tokens"] == 360
+    assert found["slo"]["attainment"] == 1.0 and found["stability"]["stable"]
+    assert found["as"]["mean_ttft_ms"] == pytest.approx(found["ttft_ms"]["mean"])
+    for name in ("queue", "batch", "kv_use"):
+        assert all(len(point) == 2 for point in found[name]["series"]) and found[name]["series"]
+    assert found["little"]["system"]["error_pct"] == pytest.approx(0, abs=0.01)
+    run, _ = load_records(saved)
+    assert [record.output_tokens for record in run.records] == [12] * 30
+    assert "Requests waiting" in (tmp_path / "page.html").read_text()
+
+
+def test_the_same_twice_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--rate", "50", "--input-tokens", "200", "--input-cv", "1", "--output-tokens", "20", "--output-cv", "1")
+    once = simulated(capsys, *args)
+    assert simulated(capsys, *args) == once
+    assert simulated(capsys, *args, "--seed", "1")["ttft_ms"] != once["ttft_ms"]
+
+
+def test_a_closed_loop_keeps_its_number_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
+    found = simulated(capsys, "--concurrency", "4", *SHORT)
+    assert found["load"]["kind"] == "closed"
+    assert max(count for _, count in found["running"]["series"]) <= 4
+
+
+def test_conversations_find_what_was_said_before(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--rate", "5", "--turns", "3", "--think", "0.2", "--input-tokens", "100", "--output-tokens", "33")
+    kept = simulated(capsys, *args)
+    assert kept["requests"]["completed"] == 30
+    assert kept["cached_tokens"]["share"] > 0.5
+    assert simulated(capsys, *args, "--no-prefix-cache")["cached_tokens"]["share"] == 0
+    forgotten = simulated(capsys, *args, "--prefix-ttl", "0.0001")
+    assert forgotten["cached_tokens"]["share"] == 0, "whoever thinks for longer finds nothing"
+
+
+def test_traces_bring_their_times_lengths_and_prefixes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    row = {"timestamp": 0, "input_length": 1100, "output_length": 4, "hash_ids": [1, 2, 3]}
+    trace.write_text("".join(json.dumps(row | {"timestamp": 777 * n}) + "\n" for n in range(4)))
+    found = simulated(capsys, "--trace", str(trace))
+    assert found["load"]["kind"] == "trace" and found["requests"]["total"] == 4
+    assert found["throughput"]["input_tokens"] == 4400
+    assert found["cached_tokens"]["total"] == 3 * (1099 // 32) * 32
+    faster = simulated(capsys, "--trace", str(trace), "--rate", "100")
+    assert faster["load"]["kind"] == "poisson"
+
+
+def test_policies_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    args = ("--rate", "20", *SHORT, "--policy", "chunked,static", "--max-rows", "4", "--plot", str(tmp_path / "p.svg"))
+    both = simulated(capsys, *args)["policies"]
+    assert list(both) == ["chunked", "static"]
+    assert both["static"]["ttft_ms"]["mean"] > both["chunked"]["ttft_ms"]["mean"], "a batch waits for its slowest"
+    assert (tmp_path / "p.svg").is_file()
+
+
+def test_contiguous_memory_admits_fewer(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--rate", "200", *SHORT, "--max-model-len", "8192", "--kv-cache-gib", "8")
+    paged, contiguous = (simulated(capsys, *args, "--memory", kind) for kind in ("paged", "contiguous"))
+    assert contiguous["limits"]["blocks"] == [8]
+    assert contiguous["batch"]["mean"] < paged["batch"]["mean"]
+    assert contiguous["kv_filled"]["max"] < 0.1 < contiguous["kv_use"]["max"], "most of what is reserved stays empty"
+
+
+@pytest.mark.parametrize("route", ["round-robin", "least-loaded"])
+def test_replicas_share_a_load(capsys: pytest.CaptureFixture[str], route: str) -> None:
+    one = simulated(capsys, "--rate", "200", *SHORT)
+    two = simulated(capsys, "--rate", "200", *SHORT, "--replicas", "2", "--route", route)
+    assert two["replicas"] == 2 and two["tpot_ms"]["mean"] < one["tpot_ms"]["mean"]
+
+
+def test_the_highest_rate_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("--rate", "12", "--search", "--input-tokens", "200", "--output-tokens", "20", "--max-rows", "2",
+            "--requests", "40")  # fmt: skip
+    found = simulated(capsys, *load)["saturation"]
+    assert 2 < found["rate"] < found["fails_at"] < 40
+    assert found["fails_at"] <= found["rate"] * 1.05 * 1.001
+    good = simulated(capsys, *load, "--slo", "ttft=300ms", "--attainment", "0.6", "--requests", "12")["goodput"]
+    assert good["searched"] and good["rate"] < found["fails_at"]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--policy", "fifo"], "policy: 'fifo' is not one of chunked"), (["--memory", "heap"], "--memory"),
+        (["--rate", "1", "--concurrency", "2"], "--concurrency"), (["--arrival", "often", "--rate", "1"], "--arrival"),
+        (["--burstiness", "2", "--rate", "1"], "--burstiness"), (["--replicas", "0"], "--replicas"),
+        (["--route", "random"], "--route"), (["--turns", "2"], "--turns"), (["--search"], "--search"),
+        (["--as", "ab"], "--as"), (["--block-size", "0"], "--block-size"), (["--input-cv", "-1"], "--input-cv"),
+        (["--output-tokens", "0"], "--output-tokens"), (["--slo", "ttft=-1"], "--slo"), (["--rate", "0"], "--rate"),
+        (["--kv-cache-gib", "500"], "--kv-cache-gib"), (["--tp", "3"], "--tp"), (["--think", "-1"], "--think"),
+        (["--hardware", "rtx-4090", "--model", "llama-3.1-70b"], "does not fit"), (["--host-us", "-1"], "--host-us"),
+        (["--log", "/nowhere"], "/nowhere"), (["--requests", "0"], "--requests"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], args: list[str], says: str) -> None:
+    assert says in refused(capsys, *args)
+
+
+def test_lengths_have_the_mean_and_the_spread_asked_for() -> None:
+    rows = rows_of(Lengths(500, 50, 1.5, 0.0), 20_000, seed=3)
+    inputs = [row.input_tokens for row in rows]
+    mean = sum(inputs) / len(inputs)
+    spread = (sum((n - mean) ** 2 for n in inputs) / len(inputs)) ** 0.5 / mean
+    assert mean == pytest.approx(500, rel=0.05) and spread == pytest.approx(1.5, rel=0.1)
+    assert {row.output_tokens for row in rows} == {50}
+
+
+def test_structs_refuse_what_the_command_line_would() -> None:
+    with pytest.raises(BadInput, match="--speed"):
+        Traffic(speed=0.0)
+    with pytest.raises(BadInput, match="--prefix-ttl"):
+        Setup(prefix_ttl=0.0)
+    with pytest.raises(BadInput, match="--route"):
+        router("nearest")
