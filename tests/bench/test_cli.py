@@ -320,6 +320,25 @@ LYING = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("script", "warning"),
+    [
+        (Script(chunks=40), "3 of 3 answers are shorter than asked for (mean 40 of 500 tokens; finish_reason stop)"),
+        (Script(chunks=500, cached=190), "came from the prefix cache though every prompt is new"),
+        (Script(chunks=500), ""),
+    ],
+    ids=["t2-052 answers that end early", "t2-050 prompts that were sent before", "as asked for"],
+)
+def test_a_run_of_another_workload_is_called_one(
+    capsys: pytest.CaptureFixture[str], script: Script, warning: str
+) -> None:
+    with MockServer(script) as server:
+        options = ("--requests", "3", "--input-tokens", "200", "--output-tokens", "500", "--json", *QUICK)
+        code, out, _ = bench(capsys, "--url", server.url, *options)
+    found = json.loads(out)
+    assert code == 0 and warning in " ".join(found["warnings"]) and bool(warning) == bool(found["warnings"])
+
+
 @pytest.mark.parametrize(("script", "findings", "by"), LYING)
 def test_plausible_but_wrong_counts_are_found(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, script: Script, findings: list[str], by: str

@@ -192,6 +192,7 @@ def test_common_formats_are_taken(tmp_path: Path, name: str, text: str, prompts:
 def test_an_unsuitable_file_is_told_what_is_accepted(
     tmp_path: Path, name: str, data: bytes | None, sentence: str
 ) -> None:
+    """Reported t2-053."""
     if data is not None:
         (tmp_path / name).write_bytes(data)
     with pytest.raises(BadInput) as error:

@@ -79,6 +79,7 @@ def test_input_may_be_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\r"])
 def test_a_line_is_one_line_for_every_splitter(tmp_path: Path, separator: str) -> None:
+    """Reported t2-012."""
     choice = Choice(0, [1], f"a{separator}b", Finish("stop"))
     line = encode("x", Completion("x", 1, 0, [choice]))
     assert len(line.decode().splitlines()) == 1

@@ -62,6 +62,8 @@ def test_commands_are_not_sent_and_unknown_ones_are_named(
 def test_a_full_context_leaves_the_oldest_turns_out_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], full: HeadwayError
 ) -> None:
+    """Reported t2-040."""
+
     def say(messages: list[dict[str, Any]]) -> Answer:
         if sum(len(one["content"]) for one in messages) > 30:
             raise full
@@ -76,16 +78,19 @@ def test_a_full_context_leaves_the_oldest_turns_out_and_says_so(
 
 
 def test_an_answer_that_was_cut_is_marked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reported t2-040."""
     talk(monkeypatch, "hi\n", lambda messages: Answer("a", "length", 1, 0, 1, 0.1, None))
     assert "(cut: the context is full, or --max-tokens reached)" in capsys.readouterr().err
 
 
 def test_a_closed_stdin_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reported t2-036."""
     monkeypatch.setattr(sys, "stdin", None)
     Conversation("model", echo, []).run()
 
 
 def test_a_model_without_a_template_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    """Reported t2-009."""
     write_tiny_checkpoint(tmp_path)
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": None}))

@@ -33,6 +33,7 @@ def assert_one_sentence(shown: subprocess.CompletedProcess[bytes], sentence: str
 @pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("args", [["--help"], ["generate", "--help"], SHORT, [*SHORT, "--json"]])
 def test_a_full_disk_is_one_sentence(args: list[str]) -> None:
+    """Reported t2-036."""
     with FULL.open("wb") as full:
         shown = headway(*args, stdout=full)
     assert_one_sentence(shown, ": No space left on device", 1)
@@ -49,6 +50,7 @@ def test_a_reader_that_has_read_enough_is_no_fault_of_ours(args: list[str]) -> N
 
 
 def test_a_closed_stdout_hides_the_answer_and_nothing_else() -> None:
+    """Reported t2-036."""
     shown = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *HEADWAY, *SHORT], stderr=subprocess.PIPE)
     assert shown.returncode == 0, shown.stderr
 

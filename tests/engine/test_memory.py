@@ -96,6 +96,7 @@ def test_models_of_windows_alone_serve_any_length() -> None:
 
 @pytest.mark.parametrize(("quota", "most"), [("max 100000", 10**6), ("100000 100000", 1), ("50000 100000", 1)])
 def test_cores_respect_the_container(tmp_path: Path, quota: str, most: int) -> None:
+    """Reported t2-034."""
     (tmp_path / "cpu.max").write_text(quota)
     assert 1 <= usable_cores(tmp_path) <= most
 

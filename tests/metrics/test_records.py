@@ -91,3 +91,20 @@ def test_tokens_of_the_first_chunk_are_not_in_the_time_per_output_token() -> Non
     assert bundled.tpot_ms == pytest.approx(10.0)
     at_once = record(chunks=1, tokens=100, told=100)
     assert at_once.tpot_ms is None
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "told"),
+    [(40, 1, True), (1, 1, True), (1, 10, True), (100, 0, True), (1, 1, False)],
+    ids=["many first", "one by one", "ten by ten", "all at once", "not told"],
+)
+def test_t2_049_the_time_of_a_token_does_not_depend_on_how_they_are_bundled(first: int, then: int, told: bool) -> None:
+    """Tokens take 10 ms each; a chunk comes when its last token is there."""
+    chunks = 1 + (100 - first) // then if then else 1
+    made = record(first_ms=500, gap_ms=10 * then, chunks=chunks, tokens=first + then * (chunks - 1))
+    if told:
+        sizes = [first, *[then] * (chunks - 1)]
+        made.chunks[:chunks] = [
+            msgspec.structs.replace(chunk, tokens=n) for chunk, n in zip(made.chunks, sizes, strict=False)
+        ]
+    assert made.tpot_ms == (pytest.approx(10) if then else None)

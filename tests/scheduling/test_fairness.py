@@ -91,6 +91,7 @@ class Machine:
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("longs", [1, 2, 8, 40])
 def test_a_short_prompt_waits_a_few_steps_behind_any_number_of_long_ones(longs: int, in_flight: int) -> None:
+    """Reported t2-020."""
     machine = Machine(in_flight=in_flight)
     streams = [machine.ask(f"stream{number}", 10, 400) for number in range(4)]
     prompts = [machine.ask(f"long{number}", 5500, at=0.5) for number in range(longs)]
@@ -103,7 +104,10 @@ def test_a_short_prompt_waits_a_few_steps_behind_any_number_of_long_ones(longs: 
 
 @pytest.mark.parametrize("rate", [5, 20, 60])
 def test_a_long_prompt_moves_under_a_steady_flow_of_short_ones(rate: int) -> None:
-    """At 60/s they want 2.4 s of work per second: short ones wait for each other, but not the long one for them."""
+    """At 60/s they want 2.4 s of work per second: short ones wait for each other, but not the long one for them.
+
+    Reported t2-020.
+    """
     alone = Machine()
     alone.play([alone.ask("long", 5500)])
     machine = Machine()
@@ -124,7 +128,10 @@ def test_long_prompts_are_done_in_their_order_and_short_ones_by_length() -> None
 
 
 def test_what_does_not_fit_is_passed_by_what_does_and_has_its_turn_in_the_end() -> None:
-    """2,000 tokens of cache: one request holds 1,200 and has 400 to go, one of 1,500 waits, small ones keep coming."""
+    """2,000 tokens of cache: one request holds 1,200 and has 400 to go, one of 1,500 waits, small ones keep coming.
+
+    Reported t2-021.
+    """
     machine = Machine(blocks=63, rows=32)
     small = [machine.ask(f"small{number}", 50, 3, at=4.0) for number in range(20)]
     later = [machine.ask(f"later{number}", 50, 10, at=5 + number / 10) for number in range(600)]

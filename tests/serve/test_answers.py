@@ -153,7 +153,7 @@ def test_the_first_chunk_of_a_chat_choice_has_the_role_and_the_last_an_empty_del
 
 
 def test_events_cannot_be_cut_by_line_splitters(server: Server) -> None:
-    """The text holds U+2028, U+2029 and a vertical tab, which some clients take for line ends."""
+    """Reported t2-012: The text holds U+2028, U+2029 and a vertical tab, which some clients take for line ends."""
     body = server.post(CHAT, ask(CHAT, "babble", max_tokens=len(BABBLE), stream=True)).content.decode()
     assert all(line.startswith("data: ") for line in body.splitlines() if line)
 
@@ -207,6 +207,50 @@ def test_models(server: Server) -> None:
         missing = client.get("/v1/models/org/other")
         assert missing.status_code == 404
         assert missing.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "//v1/models", "/v1//models", "/v1/models//"])
+def test_bases_with_a_slash_too_many_work(server: Server, path: str) -> None:
+    with server.client() as client:
+        assert client.get(server.url + path).json()["object"] == "list"
+        assert client.head("/").status_code == 200 and "running" in client.get("/").text
+
+
+def test_t2_013_each_choice_ends_once_with_its_own_index(tiny: Server) -> None:
+    """Choices that end at different times, on both routes, with log-probabilities."""
+    fields = {"n": 4, "temperature": 1, "seed": 7, "stop": ["e", "t"], "max_tokens": 12}
+    for path, body in (
+        (CHAT, {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 2, **fields}),
+        (TEXT, {"prompt": ["Hi", "Ho"], "logprobs": 2, **fields, "n": 2}),
+    ):
+        whole = tiny.post(path, body).json()
+        body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        *pieces, usage = events(tiny.post(path, body))
+        assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+        ends = []
+        for index, expected in enumerate(whole["choices"]):
+            mine = [choice for piece in pieces for choice in piece["choices"] if choice["index"] == index]
+            (end,) = [place for place, choice in enumerate(mine) if choice["finish_reason"]]
+            assert end == len(mine) - 1 and mine[end]["finish_reason"] == expected["finish_reason"]
+            ends.append(next(at for at, piece in enumerate(pieces) if piece["choices"][0] is mine[end]))
+            tokens = [choice["logprobs"] for choice in mine if choice.get("logprobs")]
+            if path == CHAT:
+                assert sum("role" in choice["delta"] for choice in mine) == 1
+                assert [one for each in tokens for one in each["content"]] == expected["logprobs"]["content"]
+            else:
+                assert "".join(choice["text"] for choice in mine) == expected["text"]
+                assert [one for each in tokens for one in each["tokens"]] == expected["logprobs"]["tokens"]
+        assert max(ends) - min(ends) > 3, "who is done does not wait for the others"
+
+
+@pytest.mark.parametrize("count", [31, 32, 33, 63, 64, 65, 320])
+def test_t2_026_a_repeated_prompt_is_cached_up_to_its_last_block(tiny: Server, count: int) -> None:
+    prompt = [7 + (index * 31 + count) % 200 for index in range(count)]
+    body = {"prompt": prompt, "max_tokens": 1, "temperature": 0}
+    answers = [tiny.post(TEXT, body).json() for _ in range(2)]
+    answers += [tiny.post(TEXT, {**body, "temperature": 1, "top_p": 0.5}).json()]
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    assert cached == [0, *[(count - 1) // 32 * 32] * 2]
 
 
 def test_the_document_lists_exactly_the_routes(server: Server) -> None:

@@ -50,6 +50,7 @@ def test_a_port_in_use_and_a_model_that_is_none(server: Server, tmp_path: Path) 
 
 @pytest.mark.parametrize("chats", [True, False])
 def test_the_printed_command_asks_the_server_something(tmp_path: Path, chats: bool) -> None:
+    """Reported t2-009."""
     write_tiny_checkpoint(tmp_path)
     if not chats:
         (tmp_path / "tokenizer_config.json").write_text("{}")

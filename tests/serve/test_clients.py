@@ -176,6 +176,7 @@ HI = {"role": "user", "content": "say:hi"}
     ids=str,
 )
 def test_what_popular_clients_send(server: Server, body: dict[str, Any]) -> None:
+    """Reported t2-047."""
     answer = server.post("/v1/chat/completions", {**body, "max_tokens": 2})
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["message"]["content"] == "hi"
@@ -183,5 +184,6 @@ def test_what_popular_clients_send(server: Server, body: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("field", [{"anything": 1}, {"mirostat": 2}, {"typical_p": 0.5}])
 def test_what_would_change_the_answer_is_never_ignored(server: Server, field: dict[str, Any]) -> None:
+    """Reported t2-047."""
     refused = server.post("/v1/chat/completions", {"messages": [HI], **field})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == next(iter(field))

@@ -90,6 +90,7 @@ def test_trailers_without_end_are_cut_off(server: Server) -> None:
 
 @pytest.mark.parametrize("plain_loop", [False, True])
 def test_who_shuts_down_the_sending_side_is_answered_and_who_leaves_is_noticed(start: Start, plain_loop: bool) -> None:
+    """Reported t2-024."""
     server = start(engine={"seconds": 0.02}, plain_loop=plain_loop)
     for stream in (False, True):
         for tokens in (3, 60):  # before and after the first sign of life

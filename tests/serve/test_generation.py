@@ -116,6 +116,8 @@ def test_a_silent_stream_opens_and_says_so_now_and_then() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_left_before_the_engine_was_asked_costs_it_nothing(stream: bool) -> None:
+    """Reported t2-024."""
+
     async def run() -> Link:
         link, client = Link(), Http()
         client.gone.set()

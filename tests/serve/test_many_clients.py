@@ -59,6 +59,7 @@ async def storm(server: Server, clients: int, at_once: int, seed: int) -> int:
 
 
 def test_a_thousand_clients_leave_at_random_moments(start: Start) -> None:
+    """Reported t2-024."""
     server = start(engine={"seconds": 0.002, "blocks": 600, "max_rows": 16})
     assert asyncio.run(storm(server, 1000, 100, seed=4)) == 1000
     now = server.wait_idle(5.0)

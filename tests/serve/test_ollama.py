@@ -38,6 +38,18 @@ def test_the_client_talks(client: ollama.Client) -> None:
     assert [model.model for model in client.list().models] == ["scripted"]
 
 
+def test_a_model_is_listed_and_shown(tiny: Server) -> None:
+    client = ollama.Client(host=tiny.url)
+    (listed,) = client.list().models
+    (loaded,) = client.ps().models
+    assert listed.size and listed.digest and listed.digest == loaded.digest and loaded.expires_at is not None
+    assert listed.details is not None and listed.details.family == "llama"
+    shown = client.show("tiny")
+    assert shown.modelinfo is not None and shown.modelinfo["llama.block_count"] == 2
+    with pytest.raises(ollama.ResponseError, match="model: this server has 'tiny' only"):
+        client.show("other")
+
+
 def test_counts_and_durations_are_true(client: ollama.Client) -> None:
     begin = time.perf_counter_ns()
     for answer in (client.chat("scripted", USER), list(client.chat("scripted", USER, stream=True))[-1]):

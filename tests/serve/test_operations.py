@@ -43,6 +43,7 @@ def has_ipv6() -> bool:
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.2", "::1", "[::1]"])
 def test_loopback_under_every_name(start: Start, host: str) -> None:
+    """Reported t2-042."""
     if ":" in host and not has_ipv6():
         pytest.skip("this machine has no IPv6")
     server = start(host=host)
@@ -63,6 +64,7 @@ def test_addresses_that_are_none(host: str, tmp_path: Path) -> None:
 
 
 def test_without_ipv6_localhost_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reported t2-042."""
     plain = socket.socket
 
     def none(family: int, *rest: Any) -> socket.socket:
@@ -79,6 +81,7 @@ def test_without_ipv6_localhost_still_works(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("keys", [False, True])
 def test_pages_of_a_named_origin_may_read(start: Start, tmp_path: Path, keys: bool) -> None:
+    """Reported t2-043."""
     path = tmp_path / "keys"
     path.write_text("sk-one\n")
     server = start(cors_origin=["http://app.test"], **({"api_key_file": str(path)} if keys else {}))
@@ -106,6 +109,7 @@ def test_pages_of_a_named_origin_may_read(start: Start, tmp_path: Path, keys: bo
 
 
 def test_by_default_no_page_of_another_site_may_read(server: Server) -> None:
+    """Reported t2-043."""
     with server.client() as client:
         refused = client.options(CHAT, headers=PREFLIGHT)
     assert refused.status_code == 403 and "--cors-origin" in refused.json()["error"]["message"]

@@ -109,8 +109,7 @@ def bench(
     targets = _targets(slo, ttft_ms, tpot_ms, e2e_ms, attainment)
     behind = None
     if predict or hardware:
-        shape = shape or _served_shape(url, model, api_key_file)
-        behind = _behind(shape, hardware, gpus, precision, kv_precision)
+        behind = _behind(shape or _served_shape(url, model, api_key_file), hardware, gpus, precision, kv_precision)
     setup = Setup(
         endpoint, load, workload, targets, _limits(connect_timeout, stall_timeout, request_timeout), behind,
         _recount(tokenizer, shape), self_test, as_tool, event_log, search, resolution, gpus,
@@ -261,31 +260,34 @@ def _targets(slo: str, ttft: float | None, tpot: float | None, e2e: float | None
     return targets if targets.limits else None
 
 
-def _served_shape(url: str, model: str, key_file: Path | None) -> str:
-    """A name or file for the shape of what the endpoint serves: by --model, else by what it lists."""
+def _served_shape(url: str, model: str, key_file: Path | None) -> Any:
+    """The shape of what the endpoint serves: as our own server tells it, else by the name that --model or it gives."""
     from urllib.parse import urlsplit
+
+    import msgspec
 
     from headway.client.chat import Client, ServerError
     from headway.core.errors import BadInput
     from headway.engine.references import load_shape
-    from headway.model.source import DEFAULT_MODEL, resolve
+    from headway.shape.model import ModelShape
 
     needed = "is needed for a prediction: the model behind the endpoint"
     parts = urlsplit(url)
     try:
-        name = model or Client(f"{parts.scheme}://{parts.netloc}", options.api_key(key_file), timeout=10).models()[0]
-    except (ServerError, ValueError, LookupError, TypeError) as error:
+        client = Client(f"{parts.scheme}://{parts.netloc}", options.api_key(key_file), timeout=10)
+        listed = {about["id"]: about.get("shape") for about in client.about_models()}
+        name = model or next(iter(listed))
+        if listed.get(name):
+            return msgspec.convert(listed[name], ModelShape)
+    except (ServerError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
         raise BadInput("--shape", f"{needed}, and it cannot be asked ({error})") from None
-    if f"/{name}.gguf" in DEFAULT_MODEL:  # the built-in model, as `headway serve` calls it
-        return str(resolve(DEFAULT_MODEL))
     try:
-        load_shape(name)
+        return load_shape(name)
     except BadInput:
         raise BadInput("--shape", f"{needed}; it calls it {name!r}, which is no known shape") from None
-    return name
 
 
-def _behind(shape: str, hardware: str | None, gpus: int, precision: str | None, kv_precision: str | None) -> Any:
+def _behind(shape: Any, hardware: str | None, gpus: int, precision: str | None, kv_precision: str | None) -> Any:
     """What --predict is to assume behind the endpoint."""
     from headway.bench.predict import backing
     from headway.core.errors import BadInput
@@ -294,4 +296,5 @@ def _behind(shape: str, hardware: str | None, gpus: int, precision: str | None, 
     if hardware is None:
         raise BadInput("--hardware", "is needed for --predict: a catalogue name, this-machine, or a profile's .json")
     device, profile = load_device(hardware), profile_of(hardware)
-    return backing(load_shape(shape), device, gpus, precision, kv_precision, profile)
+    known = load_shape(shape) if isinstance(shape, str) else shape
+    return backing(known, device, gpus, precision, kv_precision, profile)

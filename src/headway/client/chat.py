@@ -55,7 +55,11 @@ class Client:
 
     def models(self) -> list[str]:
         """Names of the models the server has."""
-        return [model["id"] for model in json.loads(self._get("/v1/models"))["data"]]
+        return [model["id"] for model in self.about_models()]
+
+    def about_models(self) -> list[dict[str, Any]]:
+        """What the server tells of its models, each with its `id`."""
+        return json.loads(self._get("/v1/models"))["data"]
 
     def metrics(self) -> str:
         """The Prometheus text."""

@@ -53,6 +53,7 @@ class Engine:
     Attributes:
         options: how it was set up.
         info: the model's description.
+        shape: of the model, with the bytes that the backend holds.
         default_params: how requests are sampled that leave it open.
         tokenizer, template: text to ids and back; `template` is None if the checkpoint has none.
         memory: the memory plan.
@@ -80,6 +81,7 @@ class Engine:
         self.pacing = pacing
         self.timing = timing
         self.info: ModelInfo = model.info
+        self.shape = model.shape
         self.default_params = default_params(options, model.info)
         self.backend = backend
         self.threads = threads

@@ -21,6 +21,7 @@ from headway.core.errors import BadInput, EngineDead
 from headway.core.events import AnyEvent
 from headway.core.request import SamplingParams
 from headway.engine.messages import Cancel, Delta, Refusal, Submit
+from headway.shape.model import ModelShape
 
 MAX_MESSAGE = 64 << 20  # bytes: a million-token prompt is 5 MiB
 MAX_SOCKET_PATH = 100  # bytes: the kernel's limit on a socket's path is 104 (macOS) or 108 (Linux)
@@ -63,6 +64,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
         max_rows: most requests that run at once.
         step_times: what predicts a step's time: "estimate", "bound", "first steps", or "none".
         default_params: how requests are sampled that leave it open.
+        shape: of the model, with the bytes that the backend holds; None = not known.
         notes: lines worth printing (the memory plan, what predicts step times).
     """
 
@@ -72,6 +74,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     max_rows: int
     step_times: str = "none"
     default_params: SamplingParams = SamplingParams()
+    shape: ModelShape | None = None
     notes: tuple[str, ...] = ()
     status: Status = Status()
 

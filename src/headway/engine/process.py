@@ -253,6 +253,7 @@ def start_engine(line: bytes) -> Loaded:
         max_rows=limits.max_rows,
         default_params=engine.default_params,
         step_times=engine.step_times,
+        shape=engine.shape,
         notes=tuple(f"{label}: {amount}" for label, amount in engine.lines()),
         status=status(),
     )

@@ -40,6 +40,7 @@ from headway.serve.text_pool import TextPool
 
 PROBES = ("/health", "/ready")  # need no key
 CLIENT_GONE = 499  # counted, never sent
+_SLASHES = re.compile("//+")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 MAX_DEADLINE = 1e6  # seconds
 log = logging.getLogger("headway.serve")
@@ -89,6 +90,7 @@ class Api:
     def routes(self) -> list[Route]:
         return [
             *[self._route(endpoint) for dialect in DIALECTS for endpoint in dialect.endpoints],
+            Route("/", self.root),
             Route("/health", self.health),
             Route("/ready", self.readiness),
             Route("/metrics", self.metrics),
@@ -172,6 +174,10 @@ class Api:
         }
         return Response(self._metrics.render(self._link.status, gauges), media_type=CONTENT_TYPE)
 
+    async def root(self, request: Request) -> Response:
+        """For people, and for clients of Ollama, which look here whether a server is there."""
+        return Response("Headway is running; GET /openapi.json lists its routes\n", media_type="text/plain")
+
     async def version(self, request: Request) -> Response:
         return _json({"version": headway.__version__})
 
@@ -239,6 +245,7 @@ class Gate:
         id = _request_id(scope)
         begin = time.perf_counter()
         origin = self._cors.allowed(scope["headers"])
+        scope["path"] = _SLASHES.sub("/", scope["path"]).rstrip("/") or "/"  # as bases that end in "/" make them
         extra = [(b"x-request-id", id), *(self._cors.headers(origin) if origin else ())]
         status = CLIENT_GONE
 

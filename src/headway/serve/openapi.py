@@ -46,6 +46,7 @@ def document() -> bytes:
         else:
             paths[path] = _post(endpoint.summary, schema_of[endpoint.body], endpoint.stream_type)
     paths |= {
+        "/": _get("Says that the server runs.", kind="text/plain"),
         "/health": _get("Liveness: the engine steps on. Needs no key.", open_to_all=True),
         "/ready": _get("Readiness: requests are accepted. Needs no key.", open_to_all=True),
         "/metrics": _get("Prometheus metrics.", kind="text/plain"),

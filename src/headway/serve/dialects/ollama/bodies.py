@@ -124,6 +124,13 @@ class OllamaGenerateRequest(_Body, forbid_unknown_fields=True, kw_only=True):
         return [*system, answer.Message("user", self.prompt or "")]
 
 
+class OllamaShowRequest(msgspec.Struct, kw_only=True):
+    """POST /api/show; `name` is what `model` was called once."""
+
+    model: str | None = None
+    name: str | None = None
+
+
 def _turn(message: OllamaMessage, where: str) -> answer.Message:
     if message.role not in ROLES:
         problem = "tools are not supported by this server" if message.role == "tool" else "unknown role"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import partial
 from typing import Any
+
+import msgspec
 
 import headway
 from headway.serve.answer import Query
@@ -13,6 +16,7 @@ from headway.serve.dialects.ollama.bodies import (
     REFUSED_OPTIONS,
     OllamaChatRequest,
     OllamaGenerateRequest,
+    OllamaShowRequest,
     Options,
     max_tokens,
     sampling_params,
@@ -20,6 +24,7 @@ from headway.serve.dialects.ollama.bodies import (
 from headway.serve.dialects.ollama.format import LineFormat, timestamp
 
 LINES = "application/x-ndjson"
+FOREVER = 100 * 365 * 86400  # seconds
 
 
 def chat(body: OllamaChatRequest, host: Host) -> Query | dict[str, Any]:
@@ -60,7 +65,55 @@ def _loaded(host: Host, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def tags(parameters: dict[str, str], host: Host) -> dict[str, Any]:
-    return {"models": [{"name": host.model, "model": host.model, "modified_at": timestamp(host.created)}]}
+    return {"models": [_listed(host)]}
+
+
+def ps(parameters: dict[str, str], host: Host) -> dict[str, Any]:
+    """It is loaded for as long as the server runs, in main memory."""
+    if host.ready is None:
+        return {"models": []}
+    forever = {"expires_at": timestamp(host.created + FOREVER), "size_vram": 0}
+    return {"models": [{**_listed(host), **forever, "context_length": host.ready.max_model_len}]}
+
+
+def show(body: OllamaShowRequest, host: Host) -> dict[str, Any]:
+    host.check_model((body.model or body.name or "").removesuffix(":latest"))
+    shape = host.reader and host.ready and host.ready.shape
+    info: dict[str, Any] = {}
+    if shape:
+        info = {
+            "general.architecture": shape.family, "general.parameter_count": int(shape.params.total),
+            f"{shape.family}.context_length": shape.context, f"{shape.family}.block_count": shape.layers,
+            f"{shape.family}.embedding_length": shape.d_model, f"{shape.family}.attention.head_count": shape.heads,
+            f"{shape.family}.attention.head_count_kv": shape.kv_heads,
+        }  # fmt: skip
+    about = _listed(host)
+    return {
+        "modelfile": "", "parameters": "", "template": "", "details": about["details"], "model_info": info,
+        "capabilities": ["completion"], "modified_at": about["modified_at"],
+    }  # fmt: skip
+
+
+def _listed(host: Host) -> dict[str, Any]:
+    """The model as lists have it. The digest tells models apart; it is not of a file."""
+    shape = host.ready and host.ready.shape
+    details = {"parent_model": "", "format": "", "family": "", "families": [], "parameter_size": "",
+               "quantization_level": ""}  # fmt: skip
+    if shape:
+        details |= {
+            "family": shape.family, "families": [shape.family], "parameter_size": _short(shape.params.total),
+            "quantization_level": shape.weight_format.upper(),
+        }  # fmt: skip
+    return {
+        "name": host.model, "model": host.model, "modified_at": timestamp(host.created),
+        "size": int(shape.stored.total) if shape else 0,
+        "digest": hashlib.sha256(host.model.encode() + msgspec.json.encode(shape)).hexdigest(), "details": details,
+    }  # fmt: skip
+
+
+def _short(count: float) -> str:
+    """As Ollama writes parameters: 134.5M, 8.0B."""
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
 
 
 def version(parameters: dict[str, str], host: Host) -> dict[str, Any]:
@@ -71,5 +124,7 @@ ENDPOINTS = (
     Endpoint("/api/chat", "Answer a conversation, as Ollama does.", chat, OllamaChatRequest, LINES),
     Endpoint("/api/generate", "Answer or continue a prompt, as Ollama does.", generate, OllamaGenerateRequest, LINES),
     Endpoint("/api/tags", "The models this server has, as Ollama lists them.", tags),
+    Endpoint("/api/ps", "The models that are loaded, as Ollama lists them.", ps),
+    Endpoint("/api/show", "About a model, as Ollama tells it.", show, OllamaShowRequest),
     Endpoint("/api/version", "Version of the server, as Ollama says it.", version),
 )

@@ -46,6 +46,17 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "mirostat_mode": (0,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),
+    "include_stop_str_in_output": (False,),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+    "priority": (0,),
+    "chat_template_kwargs": ({},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "xtc_probability": (0,),
+    "dry_multiplier": (0,),
 }
 
 
@@ -55,7 +66,7 @@ IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "prompt_cache_options", "prediction", "parallel_tool_calls",
     "id", "chat_id", "session_id", "conversation_id", "user_id", "trace_id", "features", "variables", "model_item",
-    "background_tasks", "tool_ids", "tool_servers", "filter_ids", "extra_headers", "drop_params",
+    "background_tasks", "tool_ids", "tool_servers", "filter_ids", "extra_headers", "drop_params", "cache_prompt",
 )  # fmt: skip
 if TYPE_CHECKING:
     _Known = msgspec.Struct

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from headway.core.errors import BadInput
 from headway.serve.answer import Query
 from headway.serve.dialect import Endpoint, Host
@@ -80,6 +82,7 @@ def model(parameters: dict[str, str], host: Host) -> dict[str, Any]:
         context = host.ready.max_model_len
         meta = {"n_ctx_train": context, "n_ctx": context, "n_vocab": host.ready.vocab_size}
         about |= {"root": host.ready.model, "parent": None, "max_model_len": context, "meta": meta}
+        about["shape"] = msgspec.to_builtins(host.ready.shape)  # what `headway bench --hardware` predicts with
     return about
 
 
