@@ -34,10 +34,15 @@ STREAM_TOKENS = 256
 
 
 class Load:
-    """Requests of several clients on one engine, driven by this thread."""
+    """Requests of several clients on one engine, driven by this thread.
 
-    def __init__(self, llm: LLM, seed: int = 0) -> None:
+    Args:
+        stream_prompt: tokens of the prompts that streams begin with.
+    """
+
+    def __init__(self, llm: LLM, seed: int = 0, stream_prompt: int = SHORT) -> None:
         self._llm = llm
+        self._stream_prompt = stream_prompt
         self._random = random.Random(seed)
         self._ids = itertools.count()
         self.vocab = llm.engine.info.vocab_size
@@ -83,7 +88,7 @@ class Load:
                 self.gaps.append(now - last)
             last = now
 
-        return self.ask(SHORT, STREAM_TOKENS, heard)
+        return self.ask(self._stream_prompt, STREAM_TOKENS, heard)
 
     def long_prompt(self) -> int:
         asked = time.perf_counter()
@@ -93,6 +98,13 @@ class Load:
                 self.long_seconds.append(time.perf_counter() - asked)
 
         return self.ask(self.long, 1, heard)
+
+    @property
+    def idle(self) -> bool:
+        return all(completion.done for completion in self._held.values())
+
+    def turn(self) -> None:
+        self._llm.turn()
 
     def run(self, seconds: float, *, streams: int, longs: int, rate: float, until_long: bool = False) -> None:
         """For so long, or until the first long prompt is done: keep `streams` and `longs` going, short prompts at

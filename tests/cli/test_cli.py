@@ -15,9 +15,10 @@ import pytest
 
 from headway.cli import VERBS, main
 from headway.cli.batch import open_batch
-from headway.cli.terminal import PlainProgress
+from headway.cli.terminal import stderr
 from headway.engine import profile
 from headway.measure import formats, synthetic
+from headway.report.progress import PlainProgress
 from tests.serve.conftest import write_tiny_checkpoint
 
 
@@ -44,6 +45,7 @@ def test_every_verb_explains_itself(verb: str) -> None:
     [
         (["bogus"], "'bogus' is not a verb; choose from demo"),
         (["generate"], "--prompt: give either --prompt TEXT or --input FILE"),
+        (["generate", "--prompt", ""], "--prompt: is empty; give a text to continue"),
         (["generate", "--prompt", "x", "--temperature", "-1"], "temperature: -1.0 is not a number from 0"),
         (["generate", "no/such/model", "--prompt", "x"], "no/such/model"),
         (["generate", "--prompt", "x", "--kv-cache-gib", "100000"], "--kv-cache-gib: 100000 does not fit"),
@@ -72,7 +74,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(args: list[str], sentence: st
 
 def test_progress_without_a_terminal_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     time = 0.0
-    report = PlainProgress(1e6, now=lambda: time)
+    report = PlainProgress(stderr, 1e6, now=lambda: time)
     for second in range(13):
         time = float(second)
         report("downloading [x]", second * 1_000_000, None)

@@ -13,6 +13,7 @@ from headway.engine.profile import held_formats, step_time
 from headway.measure import checkup, formats, synthetic
 from headway.measure.formats import fit_formats
 from headway.measure.trial import Point, observe
+from headway.model.rope import inverse_frequencies, rope
 from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.ops.reference import ReferenceBackend
@@ -27,8 +28,9 @@ PROFILE = Profile(
     "box", "2026-01-01", 2, 8e9, {"2": 4e10}, {"fp32": 1e11, "int8": 4e11}, {"reference": {"f32": [BODY]}}
 )
 TINY = replace(
-    synthetic.NARROW, layers=2, heads=4, kv_heads=2, head_dim=8, hidden_size=32, intermediate_size=64, vocab_size=64
-)
+    synthetic.NARROW, layers=2, heads=4, kv_heads=2, head_dim=8, hidden_size=32, intermediate_size=64, vocab_size=64,
+    rope=rope(inverse_frequencies(8, 10000.0)),
+)  # fmt: skip
 
 
 def tiny():
@@ -93,6 +95,8 @@ def test_a_trial_runs_the_step_it_was_asked_for() -> None:
     assert (size.tokens, size.rows, size.logit_rows) == (34, 3, 3)
     assert size.decode_kv_tokens == (256,) and size.kv_tokens == (256 + 32,)
     assert seconds > 0 and trial.run(point)[0] == size
+    behind, _ = trial.run(Point(2, 128, 32, 1536))
+    assert behind.kv_tokens == (256 + 1536 + 32,) and behind.pairs[0] > 32 * 1536
 
 
 def test_steps_are_left_out_where_the_machine_changed_its_speed() -> None:

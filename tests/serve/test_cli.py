@@ -6,12 +6,15 @@ import json
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from headway.bench.server import fold_events
 from headway.core.events import Finished
-from headway.engine.event_file import read_events, read_header
+from headway.engine.event_file import EventFileError, read_events, read_header
+from headway.simulate.replay import Recording
 from tests.serve.conftest import Server, write_tiny_checkpoint
 
 
@@ -127,3 +130,23 @@ def test_a_large_event_log_begins_anew_between_requests(tmp_path: Path) -> None:
     old, new = list(read_events(tmp_path / "log.1")), list(read_events(log))
     assert sum(isinstance(event, Finished) for event in old) >= 1
     assert read_header(log).step > 0 or not new
+
+
+def test_an_event_log_is_bounded_among_requests_too(tmp_path: Path) -> None:
+    """One request after the other is begun before the last has ended, so that there is never none."""
+    write_tiny_checkpoint(tmp_path)
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "headway", "serve", str(tmp_path), "--port", "0", "--kv-cache-gib", "0.01"]
+    server = Server(command=[*command, "--event-log", str(log), "--event-log-mib", "0.02"])
+    body = {"prompt": "the fox", "max_tokens": 400, "ignore_eos": True}
+    with ThreadPoolExecutor(2) as pool:
+        assert all(
+            answer.status_code == 200 for answer in pool.map(lambda _: server.post("/v1/completions", body), range(6))
+        )
+    assert server.stop() == 0
+    assert log.stat().st_size < 3 * 0.02 * 2**20 and (tmp_path / "log.1").stat().st_size < 3 * 0.02 * 2**20
+    midway = next(path for path in (log, tmp_path / "log.1") if read_header(path).midway)
+    assert read_header(midway).step > 0
+    assert fold_events(read_events(midway)) is not None, "what it tells can be used"
+    with pytest.raises(EventFileError, match="in the middle of requests"):
+        Recording(midway)

@@ -281,3 +281,14 @@ def shown(data: bytes, limit: int = 200) -> str:
     """The start of some bytes as one printable line."""
     text = data[:limit].decode(errors="replace")
     return "".join(char if char.isprintable() else " " for char in text) + ("..." if len(data) > limit else "")
+
+
+def told(body: bytes) -> str:
+    """What the body of an error says: its message, if it is JSON of a shape that APIs use, else its start."""
+    try:
+        error = msgspec.json.decode(body)
+        while isinstance(error, dict):
+            error = next((error[name] for name in ("error", "message", "detail") if error.get(name)), None)
+    except msgspec.DecodeError:
+        error = None
+    return shown(error.encode() if isinstance(error, str) else body).strip()

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from headway.metrics.records import RequestRecord
 from headway.metrics.stats import percentile
+from headway.report.progress import PlainProgress
 
 RECENT = 100  # requests whose median is shown beside that of all
 BARS = " ▁▂▃▄▅▆▇█"
@@ -49,13 +50,14 @@ def frame(finished: Sequence[RequestRecord], in_flight: int, total: int, note: s
 class LiveView:
     """Use as a context manager; call it as `progress` of a run, and its `announce` with what happens meanwhile.
 
-    On a terminal everything is drawn in place and gone at the end. Elsewhere nothing is written, unless `verbose`: then
-    announcements are lines of stderr.
+    On a terminal everything is drawn in place and gone at the end. Elsewhere how far the run is is a line of stderr now
+    and then, unless `quiet`; with `verbose` announcements are lines of it everywhere.
     """
 
-    def __init__(self, verbose: bool = False) -> None:
+    def __init__(self, verbose: bool = False, quiet: bool = False) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._verbose = verbose
+        self._plain = None if quiet or self._console.is_terminal else PlainProgress(self._console)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._shown: tuple[Sequence[RequestRecord], int, int] = ((), 0, 0)
         self._note = ""
@@ -70,6 +72,8 @@ class LiveView:
 
     def __call__(self, finished: Sequence[RequestRecord], in_flight: int, total: int) -> None:
         self._shown = (finished, in_flight, total)
+        if self._plain and total:
+            self._plain("requests", len(finished), total)
         self._draw()
 
     def announce(self, text: str) -> None:

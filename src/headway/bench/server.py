@@ -197,7 +197,7 @@ def metrics_between(before: Mapping[str, float], after: Mapping[str, float]) -> 
     """What the run added to the counters, and mean seconds per request from the histograms' sums."""
 
     def grown(name: str) -> float:
-        return after.get(name, 0.0) - before.get(name, 0.0)
+        return round(after.get(name, 0.0) - before.get(name, 0.0), 9)
 
     found: dict[str, Any] = {name: grown(name) for name in COUNTERS if name in after}
     for name in MEANS:
@@ -241,7 +241,7 @@ def _split(record: RequestRecord, side: ServerSide) -> dict[str, Any]:
 
 
 def _less(whole: float | None, part: float | None) -> float | None:
-    return None if whole is None or part is None else whole - part
+    return None if whole is None or part is None else round(whole - part, 6)
 
 
 def side_of(record: RequestRecord, sides: Mapping[str, ServerSide]) -> ServerSide | None:

@@ -65,6 +65,8 @@ def open_batch(input: Path, output: Path, given: dict[str, Any]) -> Batch:
         raise BadInput("--input", f"{input}: {error.strerror}") from None
     texts = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
     lines = [_line(text, number, given) for number, text in enumerate(texts, 1) if text.strip()]
+    if not lines:
+        raise BadInput("--input", f"{input} holds no line; give one JSON object a line")
     seen: set[LineId] = set()
     for line in lines:
         if line.id in seen:
@@ -219,9 +221,10 @@ def run(llm: LLM, batch: Batch, adapter: str = "") -> int:
 @contextmanager
 def plain_bar(batch: Batch, done: int) -> Iterator[Callable[[int], None]]:
     """Progress where there is no terminal: a line now and then."""
-    from headway.cli.terminal import PlainProgress
+    from headway.cli.terminal import stderr
+    from headway.report.progress import PlainProgress
 
-    report = PlainProgress()
+    report = PlainProgress(stderr)
     report("prompts", done, batch.total)
     yield lambda now: report("prompts", now, batch.total)
 
@@ -250,7 +253,7 @@ def encode(id: LineId | None, result: Completion | HeadwayError) -> bytes:
             **({"prompt_logprobs": result.prompt_logprobs} if result.prompt_logprobs else {}),
             "prompt_tokens": result.prompt_tokens,
             "cached_tokens": result.cached_tokens,
-            "ttft_ms": first.ttft and first.ttft * 1000,
-            "tpot_ms": first.tpot and first.tpot * 1000,
+            "ttft_ms": first.ttft and round(first.ttft * 1000, 3),
+            "tpot_ms": first.tpot and round(first.tpot * 1000, 3),
         }
     )

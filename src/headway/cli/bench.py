@@ -116,7 +116,7 @@ def bench(
     )  # fmt: skip
     files = Files(csv, html, records)
     files.check()
-    with LiveView(verbose) as view:
+    with LiveView(verbose, quiet=json_out) as view:
         measured = run_async(measure(setup, view.announce, view))
     files.write(measured, command_line(context))
     if measured.unreachable and not json_out:
@@ -161,7 +161,7 @@ def lengths(
     limits = _limits(connect_timeout, stall_timeout, request_timeout)
     wanted = exercise.parse_sizes(sizes)
     check_plot(plot)
-    with LiveView(verbose) as view:
+    with LiveView(verbose, quiet=json_out) as view:
         found = run_async(
             exercise.run(endpoint, limits, wanted, times, output_tokens, _drawn(seed), view.announce, view)
         )

@@ -49,6 +49,8 @@ def generate(
         raise BadInput("--prompt", "give either --prompt TEXT or --input FILE with --output FILE")
     if (input is None) != (output is None):
         raise BadInput("--output", "--input and --output go together")
+    if prompt == "":
+        raise BadInput("--prompt", "is empty; give a text to continue")
     given = options.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     lora = options.adapter(engine, adapter)
     if input is not None and output is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,9 +27,9 @@ from headway.engine.llm import LLM
 from headway.engine.options import EngineOptions
 from headway.engine.results import Completion
 from headway.model.source import Progress as Report
+from headway.report.progress import PlainProgress
 from headway.roofline.memory import MemoryPlan
 
-SECONDS_PER_LINE = 5.0
 BAR = 30  # characters
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -38,7 +37,12 @@ stderr = Console(stderr=True, highlight=False)
 
 def step(text: str) -> None:
     """One line about what is happening, on stderr."""
-    stderr.print(text, soft_wrap=True)
+    _print(text)
+
+
+def _print(text: str, style: str = "") -> None:
+    """In a terminal lines are broken between words; elsewhere they are whole."""
+    stderr.print(text, style=style, soft_wrap=not stderr.is_terminal)
 
 
 @contextmanager
@@ -60,31 +64,11 @@ def progress(*columns: ProgressColumn, unit: float = 1) -> Iterator[Report]:
         unit: of the figures in a line: 1, or 1e6 for bytes shown as MB.
     """
     if not stderr.is_terminal:
-        yield PlainProgress(unit)
+        yield PlainProgress(stderr, unit)
         return
     shown = (TextColumn("{task.description}"), BarColumn(), *(columns or (MofNCompleteColumn(),)))
     with Progress(*shown, console=stderr, transient=True) as bars:
         yield _reporter(bars)
-
-
-class PlainProgress:
-    """Progress as lines: one when a thing begins, one every `SECONDS_PER_LINE`, one when it is complete."""
-
-    def __init__(self, unit: float = 1, now: Callable[[], float] = time.monotonic) -> None:
-        self._unit = unit
-        self._now = now
-        self._due: dict[str, float] = {}  # thing -> when its next line may come
-
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        now = self._now()
-        if now < self._due.get(what, now) and done != total:
-            return
-        self._due[what] = now + SECONDS_PER_LINE
-        of = f" of {self._figure(total)}" if total else ""
-        stderr.print(f"{what}: {self._figure(done)}{of}", markup=False, soft_wrap=True)
-
-    def _figure(self, value: int) -> str:
-        return str(value) if self._unit == 1 else f"{value / self._unit:.1f} MB"
 
 
 @contextmanager
@@ -128,11 +112,11 @@ def _reporter(bars: Progress) -> Report:
 
 def note(text: str) -> None:
     """A dim line on stderr, beside the answers on stdout."""
-    stderr.print(escape(text), style="dim", soft_wrap=True)
+    _print(escape(text), "dim")
 
 
 def complain(text: str) -> None:
-    stderr.print(escape(text), style="red", soft_wrap=True)
+    _print(escape(text), "red")
 
 
 class Wrapped:

@@ -29,6 +29,7 @@ def top(
     import sys
     import time
     from collections import deque
+    from contextlib import suppress
 
     from rich.console import Console
     from rich.live import Live
@@ -45,17 +46,18 @@ def top(
 
     console = Console()
     read()
-    if once or not console.is_terminal:  # without a terminal: one reading after the other
-        while True:
-            time.sleep(interval)
-            console.print(read())
-            sys.stdout.flush()
-            if once:
-                return
-    with Live(read(), console=console, refresh_per_second=4) as live:
-        while True:
-            time.sleep(interval)
-            live.update(read())
+    with suppress(KeyboardInterrupt):  # the way to leave
+        if once or not console.is_terminal:  # without a terminal: one reading after the other
+            while True:
+                time.sleep(interval)
+                console.print(read())
+                sys.stdout.flush()
+                if once:
+                    return
+        with Live(read(), console=console, refresh_per_second=4) as live:
+            while True:
+                time.sleep(interval)
+                live.update(read())
 
 
 def table(now: View, seconds: float) -> Table:

@@ -235,6 +235,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
         step: number of its first step.
         cache: per KV group, its pool when the log began; () if that was its first moment.
         config: whatever else describes the run (model, version, flags), for the reader's eyes.
+        midway: requests were live when the log began, of which it does not tell; it cannot be replayed.
     """
 
     format: str = FORMAT
@@ -247,3 +248,4 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     step: int = 0
     cache: tuple[PoolStart, ...] = ()
     config: dict[str, Any] = {}
+    midway: bool = False

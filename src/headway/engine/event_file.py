@@ -82,7 +82,8 @@ class EventWriter:
 
 class ServerEventWriter(EventWriter):
     """An `EventWriter` that a server outlives: when the disk is full it says so, cuts off what is incomplete, and only
-    counts from then on. Where it grew beyond `max_bytes` it begins anew as soon as no request is live.
+    counts from then on. Where it grew beyond `max_bytes` it begins anew as soon as no request is live; at twice that,
+    between any two steps.
 
     Attributes:
         lost: events that were not written.
@@ -103,18 +104,24 @@ class ServerEventWriter(EventWriter):
             super().__call__(event)
             if isinstance(event, StepDone):
                 self._complete = self._file.tell()
+                if self._complete >= 2 * self._max_bytes:
+                    self._begin_anew(
+                        msgspec.structs.replace(self._header, step=event.step + event.steps, cache=(), midway=True)
+                    )
         except EventFileError as error:
             self._give_up(error)
 
     def rotate(self, header: Callable[[Header], Header]) -> None:
         """Call it while no request is live: if the file is full, it becomes PATH.1, and a new one begins, with what
         `header` makes of the first header."""
-        if self._file.closed or self._complete < self._max_bytes:
-            return
+        if not self._file.closed and self._complete >= self._max_bytes:
+            self._begin_anew(header(self._header))
+
+    def _begin_anew(self, header: Header) -> None:
         try:
             super().close()
             os.replace(self._path, f"{self._path}.1")
-            super().__init__(self._path, header(self._header))
+            super().__init__(self._path, header)
             self._complete = self._file.tell()
         except (EventFileError, OSError) as error:
             self._give_up(error)

@@ -117,7 +117,7 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float | None,
         Option(
             "A server's event log that is larger becomes FILE.1, in place of an older one, and begins anew as soon as "
-            "no request is live.",
+            "no request is live; at twice the size, even among requests.",
             above=0,
         ),
     ] = None

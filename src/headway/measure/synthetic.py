@@ -36,6 +36,7 @@ WIDE = replace(NARROW, layers=2, heads=32, kv_heads=8, hidden_size=2048, interme
 POINTS = (
     *(Point(rows, 128) for rows in (1, 2, 4, 8, 16, 32)), Point(1, 1024), Point(8, 1024),
     Point(0, 128, 32), Point(0, 128, 128), Point(0, 128, 512), Point(8, 128, 64),
+    Point(0, 128, 32, 1536), Point(0, 128, 128, 1536), Point(4, 1024, 32, 1536),
 )  # fmt: skip
 ROUNDS = 6
 SIZES = (("narrow", NARROW), ("wide", WIDE))

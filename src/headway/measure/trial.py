@@ -25,16 +25,19 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class Point:
-    """A size of step: `rows` decodes at `context` tokens, and a chunk of `chunk` prompt tokens (0 = none)."""
+    """A size of step: `rows` decodes at `context` tokens, and a chunk of `chunk` prompt tokens (0 = none) behind
+    `behind` that are cached."""
 
     rows: int
     context: int
     chunk: int = 0
+    behind: int = 0
 
     @property
     def name(self) -> str:
         parts = [f"decode {self.rows} at {self.context}"] if self.rows else []
-        return " + ".join(parts + ([f"prefill {self.chunk}"] if self.chunk else []))
+        behind = f" behind {self.behind}" if self.behind else ""
+        return " + ".join(parts + ([f"prefill {self.chunk}{behind}"] if self.chunk else []))
 
 
 class Trial:
@@ -48,8 +51,9 @@ class Trial:
     def __init__(self, backend: Backend, forward: Forward, shape: ModelShape, points: Sequence[Point]) -> None:
         per_row = {point.context: -(-(point.context + 1) // BLOCK) for point in points}
         chunk = max((point.chunk for point in points), default=0)
+        prompt = max([1, *(point.behind + point.chunk for point in points)])
         most = {context: max(p.rows for p in points if p.context == context) for context in per_row}
-        blocks = sum(most[context] * per_row[context] for context in per_row) + -(-max(chunk, 1) // BLOCK)
+        blocks = sum(most[context] * per_row[context] for context in per_row) + -(-prompt // BLOCK)
         rows = sum(most.values()) + 1
         self._groups = len(shape.groups)
         self._limits = Capabilities(
@@ -58,7 +62,7 @@ class Trial:
             windows=tuple(group.window for group in shape.groups),
             max_rows=rows,
             max_tokens_per_step=max(chunk, 1) + rows,
-            max_model_len=max([chunk, *(context + 1 for context in per_row)]) + 1,
+            max_model_len=max([prompt, *(context + 1 for context in per_row)]) + 1,
         )
         self._executor = ModelExecutor(backend, forward, shape.groups, self._limits)
         self._step = 0
@@ -70,7 +74,7 @@ class Trial:
             context: [self._row(f"{context}.{number}", context, per_row[context]) for number in range(most[context])]
             for context in per_row
         }
-        self._chunk = self._row("chunk", max(chunk, 1), -(-max(chunk, 1) // BLOCK))
+        self._chunk = self._row("chunk", prompt, -(-prompt // BLOCK))
 
     def _row(self, id: str, length: int, blocks: int) -> RowInit:
         table = tuple(range(self._next, self._next + blocks))
@@ -85,7 +89,7 @@ class Trial:
         work = [Work(row.id, point.context - 1, 1, logits=1, sample=True) for row in rows]
         if point.chunk:
             rows = [*rows, self._chunk]
-            work.append(Work(self._chunk.id, 0, point.chunk, logits=1, sample=True))
+            work.append(Work(self._chunk.id, point.behind, point.chunk, logits=1, sample=True))
         self._collect(StepPlan(self._step, new=tuple(rows)))  # rows are created outside of the measured step
         plan = StepPlan(self._step, work=tuple(work))
         seconds = self._collect(plan)

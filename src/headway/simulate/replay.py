@@ -71,6 +71,8 @@ class Recording:
 
     def __init__(self, path: Path) -> None:
         self.header: Header = read_header(path)
+        if self.header.midway:
+            raise EventFileError(f"{path}: it begins in the middle of requests, so it cannot be replayed")
         self.events: list[AnyEvent] = list(read_events(path))
         self.steps: dict[int, StepDone] = {}
         self.digests: dict[int, bytes] = {}

@@ -1,0 +1,36 @@
+"""Progress where nobody watches a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+
+SECONDS_PER_LINE = 5.0
+
+
+class PlainProgress:
+    """Progress as lines: one when a thing begins, one every `SECONDS_PER_LINE`, one when it is complete.
+
+    Args:
+        console: where they go.
+        unit: of the figures: 1, or 1e6 for bytes shown as MB.
+    """
+
+    def __init__(self, console: Console, unit: float = 1, now: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._unit = unit
+        self._now = now
+        self._due: dict[str, float] = {}  # thing -> when its next line may come
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        now = self._now()
+        if now < self._due.get(what, now) and done != total:
+            return
+        self._due[what] = now + SECONDS_PER_LINE
+        of = f" of {self._figure(total)}" if total else ""
+        self._console.print(f"{what}: {self._figure(done)}{of}", markup=False, soft_wrap=True)
+
+    def _figure(self, value: int) -> str:
+        return str(value) if self._unit == 1 else f"{value / self._unit:.1f} MB"
