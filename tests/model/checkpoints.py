@@ -114,6 +114,9 @@ def make(folder: Path, dtype: torch.dtype = torch.float32, shard: str = "1GB", *
         for name, parameter in model.named_parameters():
             if "norm" in name or "bias" in name:
                 parameter.copy_(torch.randn_like(parameter) * 0.2 + ("norm" in name))
+        for name, buffer in model.named_buffers():
+            if "correction" in name:
+                buffer.copy_(torch.randn_like(buffer) * 0.2)
     model.to(dtype).save_pretrained(folder, max_shard_size=shard)
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from headway.model.blocks import Weights
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig
 from headway.model.rope import FACTORS
-from headway.model.tensors import BESIDE_LAYERS, TensorSpec, tensors_of
+from headway.model.tensors import BESIDE_LAYERS, Layers, TensorSpec, tensors_of
 from headway.ops.protocol import Forward
 from headway.ops.weight import Weight
 
-Build = Callable[[DecoderConfig, Weights], Forward]
+Build = Callable[[Any, Weights], Forward]  # of the family's config
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Decoder:
 def decoder_of(
     checkpoint: Checkpoint,
     config: DecoderConfig,
-    layer: Mapping[str, TensorSpec],
+    layer: Layers,
     build: Build,
     *,
     beside: Mapping[str, TensorSpec] = BESIDE_LAYERS,
@@ -56,7 +57,7 @@ def decoder_of(
     norms_less_one: bool = False,
     tables: Collection[str] = ("self_attn.rotary_emb.inv_freq",),
 ) -> Decoder:
-    """A decoder whose layers hold the tensors `layer`.
+    """A decoder whose layers hold the tensors `layer`, each its own if there are several.
 
     Args:
         beside: its tensors beside the layers.

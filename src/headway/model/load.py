@@ -10,7 +10,24 @@ from pathlib import Path
 
 from headway.core.errors import BadInput, ModelFileError, shown
 from headway.core.fields import Fields
-from headway.model import gemma2, gemma3, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
+from headway.model import (
+    deepseek_v2,
+    deepseek_v3,
+    gemma2,
+    gemma3,
+    granite,
+    llama,
+    mistral,
+    mixtral,
+    olmo2,
+    olmoe,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 from headway.model.adapters import Adaptable, AdapterLimits, make_adaptable
 from headway.model.checkpoint import Checkpoint, open_checkpoint, sampling_defaults, tokenizer_source
 from headway.model.config import DecoderConfig
@@ -24,16 +41,24 @@ from headway.text.source import TokenizerSource
 
 # Architecture, as checkpoints name it -> family.
 FAMILIES = {
-    "llama": llama.decoder,
+    "deepseek_v2": deepseek_v2.decoder,
+    "deepseek_v3": deepseek_v3.decoder,
     "gemma2": gemma2.decoder,
     "gemma3": gemma3.decoder,  # in GGUF
     "gemma3_text": gemma3.decoder,
     "granite": granite.decoder,
+    "llama": llama.decoder,
     "mistral": mistral.decoder,
+    "mixtral": mixtral.decoder,
     "olmo2": olmo2.decoder,
+    "olmoe": olmoe.decoder,
     "phi3": phi3.decoder,
     "qwen2": qwen2.decoder,
+    "qwen2_moe": qwen2_moe.decoder,
+    "qwen2moe": qwen2_moe.decoder,
     "qwen3": qwen3.decoder,
+    "qwen3_moe": qwen3_moe.decoder,
+    "qwen3moe": qwen3_moe.decoder,
     "smollm3": smollm3.decoder,
 }
 

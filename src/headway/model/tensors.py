@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from headway.model.config import DecoderConfig
 from headway.ops.weight import Weight
 
-Cut = Callable[[Weight, DecoderConfig], Mapping[str, Weight]]  # a tensor -> the weights that are in it, by role
+Layers = Mapping[str, "TensorSpec"] | Sequence[Mapping[str, "TensorSpec"]]  # of every layer alike, or of each
+Cut = Callable[[Weight, Any], Mapping[str, Weight]]  # a tensor -> the weights that are in it, by role
 
 
 @dataclass(frozen=True)
@@ -90,15 +92,15 @@ MATRICES = {role: spec for role, spec in LAYER.items() if spec.part != "norm"}
 
 def tensors_of(
     config: DecoderConfig,
-    layer: Mapping[str, TensorSpec] = LAYER,
+    layer: Layers = LAYER,
     beside: Mapping[str, TensorSpec] = BESIDE_LAYERS,
     prefix: str = "model.layers.",
 ) -> dict[str, TensorSpec]:
-    """Role -> tensor of a whole model whose layers hold `layer`; the role of layer 3's "q" is "3.q". prefix: of the
-    layers' names in a Hugging Face folder, before their number."""
+    """Role -> tensor of a whole model whose layers hold `layer`, each its own if there are several; the role of layer
+    3's "q" is "3.q". prefix: of the layers' names in a Hugging Face folder, before their number."""
     specs = {role: spec for role, spec in beside.items() if not (role == "head" and config.tied)}
     for number in range(config.layers):
-        for role, spec in layer.items():
+        for role, spec in (layer if isinstance(layer, Mapping) else layer[number]).items():
             hf, gguf = f"{prefix}{number}.{spec.hf}", f"blk.{number}.{spec.gguf}"
             specs[f"{number}.{role}"] = replace(spec, hf=hf, gguf=gguf)
     return specs

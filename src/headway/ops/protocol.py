@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headway.ops.routing import ClampedSwiGLU, Routing
-from headway.ops.weight import Stack, Weight
+from headway.ops.weight import Weight
 from headway.sampling.operations import AnyLogits, LogitOps
 from headway.shape.model import KVGroup
 
@@ -276,7 +276,7 @@ class Backend(LogitOps, Protocol):
         """Bytes held by the weights prepared so far."""
         ...
 
-    def prepare(self, weight: Weight | Stack) -> Prepared:
+    def prepare(self, weight: Weight) -> Prepared:
         """Bring a weight into the form this backend computes with. Called once per weight, at load; a tied weight is
         prepared once and used twice."""
         ...

@@ -18,7 +18,7 @@ import numpy as np
 from headway.core.step import TokenLogprobs
 from headway.ops.protocol import AdapterSlots, Backend, CacheLayout, Forward, Ops, Prepared, Program, Rope, Tensor
 from headway.ops.routing import ClampedSwiGLU, Routing
-from headway.ops.weight import Stack, Weight
+from headway.ops.weight import Weight
 from headway.sampling.operations import AnyLogits, Undo
 from headway.sampling.rows import RowState
 from headway.sampling.table import Draws
@@ -89,7 +89,7 @@ class RecordingBackend:
     def held_as(self, format: str, head: bool = False) -> str:
         return self._inner.held_as(format, head)
 
-    def prepare(self, weight: Weight | Stack) -> RecordedWeight:
+    def prepare(self, weight: Weight) -> RecordedWeight:
         return RecordedWeight(weight.shape, self._inner.prepare(weight))
 
     def adapter_slots(self, shape: tuple[int, int], count: int, most_rank: int) -> AdapterSlots:

@@ -17,7 +17,7 @@ from headway.ops.protocol import AdapterSlots, CacheLayout, Forward, GroupBatch,
 from headway.ops.recording import RecordingOps
 from headway.ops.registry import BackendKind, Setup, register
 from headway.ops.routing import ClampedSwiGLU, Routing, choose
-from headway.ops.weight import NOT_FINITE, Stack, Weight
+from headway.ops.weight import NOT_FINITE, Weight
 from headway.sampling.logits import Logits, summarise
 from headway.sampling.operations import NumpyLogits
 from headway.shape.model import KVGroup, block_bytes
@@ -77,7 +77,7 @@ class ReferenceBackend(NumpyLogits):
         """Everything is float32."""
         return "f32"
 
-    def prepare(self, weight: Weight | Stack) -> np.ndarray:
+    def prepare(self, weight: Weight) -> np.ndarray:
         """Dequantise to float32 of the same shape. BLAS would copy a misaligned view at every use: copy it once."""
         prepared = np.require(weight.dequantise(), np.float32, ["C", "A"])
         if not np.isfinite(prepared).all():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -62,7 +62,8 @@ class Weight:
 
     Attributes:
         name: as in the file; for error messages.
-        shape: (out, in) of a matrix, (n,) of a vector.
+        shape: (out, in) of a matrix, (n,) of a vector, (matrices, out, in) of a stack of matrices that play one role
+            together: one per expert, or per head.
         format: one of `READABLE`.
         data: uint8, row-major, rows of a block format one after another; of any shape, and strided where a weight is a
             part of a tensor or its transpose.
@@ -118,9 +119,30 @@ class Weight:
         data = self.data.reshape(rows, columns, FORMATS[self.format].bytes).transpose(1, 0, 2)
         return replace(self, name=f"{self.name}.T", shape=(columns, rows), data=data)
 
-    def members(self) -> tuple[Weight, ...]:
-        """The parts of a weight with one dimension more, as views."""
-        return tuple(replace(self.rows(i, i + 1), shape=self.shape[1:]) for i in range(self.shape[0]))
+    def within(self, rows: slice) -> Weight:
+        """Of a stack, some rows of each matrix, as a view."""
+        count, height, width = self.shape
+        shape = (count, len(range(height)[rows]), width)
+
+        def pick() -> np.ndarray:
+            return self.data.reshape(count, height, -1)[:, rows]
+
+        deferred = isinstance(self.data, Deferred)
+        data = Deferred(self.bytes // height * shape[1], pick) if deferred else pick()
+        return replace(self, name=f"{self.name}[:, {rows.start}:{rows.stop}:{rows.step}]", shape=shape, data=data)
+
+    def each_transposed(self) -> Weight:
+        """A stack of the transposes. Of the formats without blocks only."""
+        count, height, width = self.shape
+
+        def turn() -> np.ndarray:
+            return self.data.reshape(count, height, width, -1).swapaxes(1, 2)
+
+        return replace(self, name=f"{self.name}.T", shape=(count, width, height), data=Deferred(self.bytes, turn))
+
+    def each(self) -> Sequence[np.ndarray]:
+        """The data of every matrix, as uint8 [bytes]: of one, or of a stack's."""
+        return list(self.flat().reshape(self.shape[0] if len(self.shape) == 3 else 1, -1))
 
     def flat(self) -> np.ndarray:
         """The data as uint8 [bytes], row-major; copied only if they are not."""
@@ -145,41 +167,36 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Stack:
-    """Matrices of one shape and format that play one role together, one per expert or per head.
+class Stack(Weight):
+    """A stack, [matrices, out, in], whose matrices are tensors of their own, of one shape and format. It has no `data`;
+    `stack` makes one.
 
     Attributes:
-        name: for error messages.
         matrices: in order.
-        part: as a weight's.
     """
 
-    name: str
-    matrices: tuple[Weight, ...]
-    part: str = ""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(matrices, out, in)."""
-        return (len(self.matrices), *self.matrices[0].shape)
-
-    @property
-    def format(self) -> str:
-        return self.matrices[0].format
+    matrices: tuple[Weight, ...] = ()
 
     @property
     def bytes(self) -> int:
-        """Bytes as stored."""
         return sum(matrix.bytes for matrix in self.matrices)
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """The parts of files that their data are views of, each once."""
-        return tuple({id(origin): origin for matrix in self.matrices for origin in matrix.origins}.values())
+        return tuple(origin for matrix in self.matrices for origin in matrix.origins)
+
+    def each(self) -> Sequence[np.ndarray]:
+        return [matrix.flat() for matrix in self.matrices]
 
     def dequantise(self) -> np.ndarray:
-        """All as float32 [matrices, out, in]."""
         return np.stack([matrix.dequantise() for matrix in self.matrices])
+
+
+def stack(name: str, matrices: Sequence[Weight]) -> Stack:
+    """Matrices of one shape and format, at least one, as a stack. name: for error messages."""
+    first = matrices[0]
+    shape = (len(matrices), *first.shape)
+    return Stack(name, shape, first.format, np.empty(0, np.uint8), matrices=tuple(matrices))
 
 
 def plus_one(weight: Weight) -> Weight:

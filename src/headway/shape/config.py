@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headway.core.errors import shown
 from headway.core.fields import Fields
 from headway.shape.families import Family, open_config
 from headway.shape.formats import FORMATS, known_format
@@ -97,7 +98,9 @@ def sparse_layers(family: Family, fields: Fields, layers: int) -> list[bool]:
         return [word == "sparse" for word in listed]
     dense_prefix = fields.maybe("first_k_dense_replace") or 0
     step = fields.size("decoder_sparse_step", default=1)
-    dense = set(fields.values.get("mlp_only_layers") or ())
+    dense = fields.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise fields.fault("mlp_only_layers", f"{shown(dense)} is not a list of layers")
     return [i >= dense_prefix and (i + 1) % step == 0 and i not in dense for i in range(layers)]
 
 

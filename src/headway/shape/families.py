@@ -23,6 +23,7 @@ class Family:
 
     Attributes:
         qkv_bias, o_bias: True, False, or None = as the config's `attention_bias` says.
+        qkv_bias_field: what says otherwise where `qkv_bias` is not None.
         qk_norm: "" none, "head" one per head width, "full" over all heads, "config" = head if `use_qk_norm`.
         norms: the layer's norms of width d.
         fused_qkv, fused_gate_up: stored as one matrix.
@@ -38,6 +39,7 @@ class Family:
     """
 
     qkv_bias: bool | None = None
+    qkv_bias_field: str = "attention_bias"
     o_bias: bool | None = None
     qk_norm: str = ""
     norms: tuple[str, ...] = NORMS_2
@@ -87,9 +89,11 @@ FAMILIES: Mapping[str, Family] = {
     "mixtral": Family(qkv_bias=False, o_bias=False, experts="block"),
     "smollm3": Family(tied=True),
     "granite": Family(),
+    "olmoe": Family(qk_norm="full", experts="mlp"),
     "olmo2": Family(qk_norm="full", norms=("post_attention_layernorm", "post_feedforward_layernorm")),
     "qwen2": Family(qkv_bias=True, o_bias=False, defaults=QWEN),
-    "qwen2_moe": Family(qkv_bias=True, o_bias=False, experts="mlp", shared="gated"),
+    "qwen2_moe": Family(
+        qkv_bias=True, qkv_bias_field="qkv_bias", o_bias=False, experts="mlp", shared="gated"),
     "qwen3": Family(qk_norm="head", head_dim=128, defaults=QWEN),
     "qwen3_moe": Family(qk_norm="head", experts="mlp"),
     "qwen3_next": Family(qk_norm="head", experts="mlp", shared="gated", gated_attention=True, window_every=4),

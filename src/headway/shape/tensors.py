@@ -87,7 +87,7 @@ def _linear(name: str, rows: int, columns: int, part: str, bias: bool = False) -
 def _attention(family: Family, fields: Fields, size: Dims, at: str) -> Iterator[Tensor]:
     """Multi-head, grouped-query or multi-query attention."""
     stated = fields.flag("attention_bias")
-    qkv_bias = stated if family.qkv_bias is None else fields.flag("attention_bias", family.qkv_bias)
+    qkv_bias = stated if family.qkv_bias is None else fields.flag(family.qkv_bias_field, family.qkv_bias)
     o_bias = stated if family.o_bias is None else (family.o_bias and qkv_bias)
     q, kv = size.heads * size.head, size.kv_heads * size.head
     if family.fused_qkv:
@@ -187,7 +187,7 @@ def _experts(family: Family, fields: Fields, size: Dims, layer: str) -> Iterator
     for name, shape in names.items():
         yield Tensor(f"{at}experts.{{}}.{name}.weight", shape, "experts", experts)
     if family.shared == "sum" and (shared := fields.maybe("n_shared_experts")):
-        yield from _mlp(at + "shared_experts.", d, ffn * shared, "shared")
+        yield from _mlp(at + "shared_experts.", d, ffn * shared, "shared", bias=fields.flag("mlp_bias"))
     elif family.shared == "gated" and (width := fields.maybe("shared_expert_intermediate_size")):
         yield from _mlp(at + "shared_expert.", d, width, "shared")
         yield Tensor(at + "shared_expert_gate.weight", (1, d), "shared")

@@ -11,7 +11,7 @@ import pytest
 from headway.ops.native.backend import NativeBackend
 from headway.ops.reference import ReferenceBackend, ReferenceOps
 from headway.ops.routing import ClampedSwiGLU, Routing, choose
-from headway.ops.weight import Stack, Weight
+from headway.ops.weight import Stack, Weight, stack
 from tests.ops.native.harness import ONE_LAYER, blocks, kernels, matrix, random, run, step, vector
 
 ROUTINGS = {
@@ -24,19 +24,19 @@ ROUTINGS = {
 EXPERTS, WIDTH, HIDDEN = 6, 64, 40
 
 
-def stack(out: int, inputs: int, format: str = "f32", seed: int = 0, count: int = EXPERTS) -> Stack:
+def matrices(out: int, inputs: int, format: str = "f32", seed: int = 0, count: int = EXPERTS) -> Stack:
     if format in ("f32", "f16", "bf16"):
-        return Stack("w", tuple(matrix(random(out, inputs, seed=seed + i) * 0.3, format) for i in range(count)))
-    return Stack("w", tuple(blocks(out, inputs, format, seed + i, (-9, -6)) for i in range(count)))
+        return stack("w", tuple(matrix(random(out, inputs, seed=seed + i) * 0.3, format) for i in range(count)))
+    return stack("w", tuple(blocks(out, inputs, format, seed + i, (-9, -6)) for i in range(count)))
 
 
-def layer(format: str = "f32", hidden: int = HIDDEN, width: int = WIDTH) -> list[Weight | Stack]:
+def layer(format: str = "f32", hidden: int = HIDDEN, width: int = WIDTH) -> list[Weight]:
     router = Weight(**{**vars(matrix(random(EXPERTS, width, seed=9) * 0.2)), "part": "router"})
     return [
         router,
-        stack(hidden, width, format, 10),
-        stack(hidden, width, format, 30),
-        stack(width, hidden, format, 50),
+        matrices(hidden, width, format, 10),
+        matrices(hidden, width, format, 30),
+        matrices(width, hidden, format, 50),
     ]
 
 

@@ -11,7 +11,7 @@ import pytest
 from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend, CacheLayout, GroupBatch, Rope, StepBatch
 from headway.ops.reference import ReferenceBackend
-from headway.ops.weight import Stack
+from headway.ops.weight import stack
 from headway.shape.model import KVGroup, block_bytes
 from tests.ops.native.harness import kernels, matrix, random, vector
 
@@ -32,7 +32,7 @@ class Attention:
         pick_q, pick_latent = backend.prepare(matrix(pick[:wide])), backend.prepare(matrix(pick[wide:]))
         norm = backend.prepare(vector(random(RANK, seed=1)))
         up = [
-            backend.prepare(Stack("up", tuple(matrix(random(*shape, seed=i), format) for i in range(HEADS))))
+            backend.prepare(stack("up", tuple(matrix(random(*shape, seed=i), format) for i in range(HEADS))))
             for shape in ((RANK, PLAIN), (VALUE, RANK))
         ]
 

@@ -28,7 +28,7 @@ from headway.ops.native.packed import PackCache
 from headway.ops.protocol import AdapterSlots, CacheLayout, Forward, Prepared, Program, Rope, StepBatch
 from headway.ops.registry import BackendKind, Setup, register
 from headway.ops.routing import ClampedSwiGLU, Routing
-from headway.ops.weight import GROUPS, NOT_FINITE, READABLE, Stack, Weight
+from headway.ops.weight import GROUPS, NOT_FINITE, READABLE, Weight
 from headway.sampling.logits import Logits
 from headway.sampling.operations import NumpyLogits
 from headway.sampling.table import Draws
@@ -135,7 +135,7 @@ class NativeBackend(NumpyLogits):
         target = "int8" if wide else self._weights
         return target, self._group or _TARGETS[target]
 
-    def prepare(self, weight: Weight | Stack) -> Prepared:
+    def prepare(self, weight: Weight) -> Prepared:
         """Pack a matrix or a stack of them for the kernels, on all threads; a vector becomes float32, and so does a
         router, whose rounding would send tokens elsewhere.
 
@@ -148,7 +148,7 @@ class NativeBackend(NumpyLogits):
                 raise ModelFileError(f"tensor {weight.name}: {NOT_FINITE}")
             self._bytes["fp32"] += vector.nbytes
             return self._module.Vector(vector)
-        if weight.part == "router" and isinstance(weight, Weight):
+        if weight.part == "router":
             weight = Weight(weight.name, weight.shape, "f32", weight.dequantise().view(np.uint8), weight.origin)
             target, group = "", 0
         else:
@@ -162,12 +162,11 @@ class NativeBackend(NumpyLogits):
         self._bytes["int8" if target else FORMATS[weight.format].multiplied_on_cpu] += matrix.nbytes
         return matrix
 
-    def _pack(self, weight: Weight | Stack, target: str, group: int) -> Any:
+    def _pack(self, weight: Weight, target: str, group: int) -> Any:
         for origin in weight.origins:
             origin.fetch()
-        data = [matrix.flat() for matrix in (weight.matrices if isinstance(weight, Stack) else (weight,))]
         try:
-            matrix = self._engine.pack(data, weight.format, *weight.shape[-2:], target, group)
+            matrix = self._engine.pack(list(weight.each()), weight.format, *weight.shape[-2:], target, group)
         except ValueError as error:
             raise ModelFileError(f"tensor {weight.name}: {error}") from None
         if not matrix.finite:

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from headway.ops.weight import Stack, Weight
+from headway.ops.weight import Weight
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class PackCache:
         self._packing: dict[tuple[str, int], int] = {}
         self.read, self.written = 0, 0
 
-    def find(self, weight: Weight | Stack, target: str, group: int) -> Any | None:
+    def find(self, weight: Weight, target: str, group: int) -> Any | None:
         """The weight's packed matrix, if a sound file of it is there."""
         path, key = self._place(weight, target, group)
         try:
@@ -86,7 +86,7 @@ class PackCache:
         self.read += header.bytes
         return matrix
 
-    def keep(self, weight: Weight | Stack, target: str, group: int, matrix: Any) -> None:
+    def keep(self, weight: Weight, target: str, group: int, matrix: Any) -> None:
         """Write a packed matrix; a disk that refuses it is left alone from then on."""
         if not self._on:
             return
@@ -109,7 +109,7 @@ class PackCache:
             if partial is not None:
                 Path(partial).unlink(missing_ok=True)
 
-    def _place(self, weight: Weight | Stack, target: str, group: int) -> tuple[Path, str]:
+    def _place(self, weight: Weight, target: str, group: int) -> tuple[Path, str]:
         """(file, key) of a weight."""
         files = dict.fromkeys(origin.file_identity() for origin in weight.origins)
         model = _hash(*files, self._setting)

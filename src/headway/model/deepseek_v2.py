@@ -1,0 +1,57 @@
+"""DeepSeek V2 and V2 Lite: latent attention, shared experts, experts chosen among the best groups (DeepSeek-AI 2024).
+
+As in transformers, `norm_topk_prob` says nothing here.
+"""
+
+from __future__ import annotations
+
+from headway.core.errors import shown
+from headway.core.fields import Fields
+from headway.model.checkpoint import Checkpoint
+from headway.model.config import Dialect, decoder_config, has_mlp_biases, stated
+from headway.model.family import Decoder, decoder_of
+from headway.model.latent import build, latent, latent_layer
+from headway.model.mixture import (
+    GGUF_KEYS,
+    SPARSE,
+    UNDERSTOOD,
+    mixture,
+    mixture_layers,
+    shared_experts,
+    sparse_layers,
+    stacked,
+)
+from headway.model.tensors import MLP_BIASES
+from headway.ops.routing import Routing
+
+DIALECT = Dialect(
+    understood=UNDERSTOOD | {"mlp_bias"}, gguf=GGUF_KEYS, names={"head_dim": "qk_rope_head_dim"},
+    defaults={"max_position_embeddings": 2048, "n_shared_experts": 2, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+              "qk_nope_head_dim": 128, "v_head_dim": 128},
+)  # fmt: skip
+
+
+def decoder(checkpoint: Checkpoint) -> Decoder:
+    """Understand a checkpoint of this family.
+
+    Raises:
+        ModelFileError: config or tensors are not those of a model this family runs.
+    """
+    fields, plain = stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT)
+    sparse = sparse_layers(checkpoint, fields, plain.layers)
+    shared = fields.size("n_shared_experts") * fields.size("moe_intermediate_size")
+    mixed = mixture(plain, fields, sparse, lambda active: _routing(active, fields), "moe_intermediate_size", shared)
+    config = latent(mixed, fields, interleaved=True)
+    biased = has_mlp_biases(checkpoint)
+    layer = latent_layer(checkpoint, config) | (MLP_BIASES if biased else {})
+    layers = mixture_layers(config, layer, SPARSE | shared_experts("shared_experts", biased))
+    return decoder_of(stacked(checkpoint), config, layers, build)
+
+
+def _routing(active: int, fields: Fields) -> Routing:
+    method, scale = fields.text("topk_method", "greedy"), fields.number("routed_scaling_factor", 1.0)
+    if method == "greedy":
+        return Routing(active, scale=scale)
+    if method != "group_limited_greedy":
+        raise fields.fault("topk_method", f"{shown(method)} is not supported; greedy and group_limited_greedy are")
+    return Routing(active, scale=scale, groups=fields.size("n_group"), kept_groups=fields.size("topk_group"))

@@ -1,0 +1,76 @@
+"""DeepSeek V3 and R1: as V2, but scores are sigmoids, and a learned correction takes part in the choice alone, which
+keeps experts evenly used (DeepSeek-AI 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headway.core.errors import shown
+from headway.core.fields import Fields
+from headway.model.checkpoint import Checkpoint
+from headway.model.config import Dialect, decoder_config, stated
+from headway.model.family import Decoder, decoder_of
+from headway.model.latent import build, latent, latent_layer
+from headway.model.mixture import (
+    GGUF_KEYS,
+    SPARSE,
+    UNDERSTOOD,
+    mixture,
+    mixture_layers,
+    shared_experts,
+    sparse_layers,
+    stacked,
+)
+from headway.model.tensors import TensorSpec
+from headway.ops.routing import Routing
+
+DIALECT = Dialect(
+    understood=UNDERSTOOD, gguf=GGUF_KEYS, names={"head_dim": "qk_rope_head_dim"},
+    defaults={"max_position_embeddings": 4096, "n_shared_experts": 1, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+              "qk_nope_head_dim": 128, "v_head_dim": 128, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8,
+              "first_k_dense_replace": 3},
+)  # fmt: skip
+CORRECTION = {"correction": TensorSpec("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", "router", ("experts",))}
+# Fields of the first checkpoints' configs, which newer ones leave out, and what they must say.
+ONLY = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
+
+
+def decoder(checkpoint: Checkpoint) -> Decoder:
+    """Understand a checkpoint of this family.
+
+    Raises:
+        ModelFileError: config or tensors are not those of a model this family runs.
+    """
+    fields, plain = stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT)
+    for name, value in ONLY.items():
+        if fields.values.get(name, value) != value:
+            raise fields.fault(name, f"{shown(fields.values[name])} is not supported; {shown(value)} is")
+    sparse = sparse_layers(checkpoint, fields, plain.layers)
+    shared = fields.size("n_shared_experts") * fields.size("moe_intermediate_size")
+    mixed = mixture(plain, fields, sparse, lambda active: _routing(active, fields), "moe_intermediate_size", shared)
+    config = latent(mixed, fields, fields.flag("rope_interleave", True))
+    layers = mixture_layers(
+        config, latent_layer(checkpoint, config), SPARSE | shared_experts("shared_experts") | CORRECTION
+    )
+    return decoder_of(stacked(_without_predictors(checkpoint, plain.layers)), config, layers, build)
+
+
+def _routing(active: int, fields: Fields) -> Routing:
+    return Routing(
+        active,
+        sigmoid=True,
+        renormalise=fields.flag("norm_topk_prob", True),
+        scale=fields.number("routed_scaling_factor", 2.5),
+        groups=fields.size("n_group"),
+        kept_groups=fields.size("topk_group"),
+        merit=2,
+    )
+
+
+def _without_predictors(checkpoint: Checkpoint, layers: int) -> Checkpoint:
+    """Without the layers behind the last, which foretell further tokens and are not used."""
+    behind = tuple(
+        f"model.layers.{layers + extra}." for extra in range(checkpoint.config.maybe("num_nextn_predict_layers") or 0)
+    )
+    kept = {name: weight for name, weight in checkpoint.tensors.items() if not name.startswith(behind)}
+    return replace(checkpoint, tensors=kept)

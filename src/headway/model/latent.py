@@ -1,0 +1,152 @@
+"""Latent attention: what configs say of it, its tensors, and the block that uses it (DeepSeek V2 and its heirs)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from headway.core.fields import Fields
+from headway.model.blocks import Weights, by_layer, embed, logits
+from headway.model.checkpoint import Checkpoint
+from headway.model.config import has_attention_biases
+from headway.model.mixture import MixtureConfig, feed_forward
+from headway.model.rope import yarn_magnitude
+from headway.model.tensors import LAYER, TensorSpec
+from headway.ops.protocol import Forward, Ops, Tensor
+from headway.ops.weight import Weight, stack
+
+INNER_EPS = 1e-6  # of the norms within attention, whatever the config says of the others
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentConfig(MixtureConfig):
+    """A mixture with latent attention.
+
+    Attributes:
+        q_rank: numbers that queries are made of; 0 = of the residual itself.
+        kv_rank: numbers that keys and values are made of.
+        plain, turned, value: numbers of a head's key without and with positions, and of its value.
+    """
+
+    q_rank: int
+    kv_rank: int
+    plain: int
+    turned: int
+    value: int
+
+    @property
+    def q_width(self) -> int:
+        return self.heads * (self.plain + self.turned)
+
+    @property
+    def latent_width(self) -> int:
+        """Numbers that are cached of a token in a layer."""
+        return self.kv_rank + self.turned
+
+    @property
+    def kv_up_width(self) -> int:
+        """Numbers of all heads' plain keys and values."""
+        return self.heads * (self.plain + self.value)
+
+    @property
+    def attended_width(self) -> int:
+        return self.heads * self.value
+
+
+def latent(config: MixtureConfig, fields: Fields, interleaved: bool) -> LatentConfig:
+    """The config of a mixture with latent attention. interleaved: rotary pairs are neighbours.
+
+    Raises:
+        ModelFileError: a field is missing or impossible.
+    """
+    plain, turned = fields.size("qk_nope_head_dim"), fields.size("qk_rope_head_dim")
+    scale = (plain + turned) ** -0.5 * _yarn_scale(fields)
+    rope = replace(config.rope, interleaved=interleaved)
+    return LatentConfig(
+        **vars(replace(config, rope=rope, attention_scale=scale)),
+        q_rank=fields.maybe("q_lora_rank") or 0,
+        kv_rank=fields.size("kv_lora_rank"),
+        plain=plain,
+        turned=turned,
+        value=fields.size("v_head_dim"),
+    )
+
+
+def _yarn_scale(fields: Fields) -> float:
+    """What YaRN multiplies scores with in these models, instead of cosines and sines."""
+    older = fields.group("rope_scaling")
+    rope = older if older.values else fields.group("rope_parameters")
+    if rope.text("rope_type", rope.text("type", "default")) == "default" or not rope.values.get("mscale_all_dim"):
+        return 1.0
+    return yarn_magnitude(rope.number("factor"), rope.number("mscale_all_dim")) ** 2
+
+
+def cut_kv_up(weight: Weight, config: LatentConfig) -> Mapping[str, Weight]:
+    """Of every head, rows of its keys' projection, then of its values'."""
+    size = config.plain + config.value
+    heads = [weight.rows(head * size, (head + 1) * size) for head in range(config.heads)]
+    keys = [head.rows(0, config.plain).transposed() for head in heads]
+    values = [head.rows(config.plain, size) for head in heads]
+    return {"key_up": stack(f"{weight.name} (keys)", keys), "value_up": stack(f"{weight.name} (values)", values)}
+
+
+def _spec(hf: str, gguf: str, *dims: str, part: str = "attention") -> TensorSpec:
+    return TensorSpec(f"self_attn.{hf}", f"attn_{gguf}", part, dims)
+
+
+DIRECT = {"q": _spec("q_proj.weight", "q.weight", "q_width", "hidden_size")}
+LOW_RANK = {
+    "q_a": _spec("q_a_proj.weight", "q_a.weight", "q_rank", "hidden_size"),
+    "q_norm": _spec("q_a_layernorm.weight", "q_a_norm.weight", "q_rank", part="norm"),
+    "q_b": _spec("q_b_proj.weight", "q_b.weight", "q_width", "q_rank"),
+}
+KEYS = {
+    "kv_a": _spec("kv_a_proj_with_mqa.weight", "kv_a_mqa.weight", "latent_width", "hidden_size"),
+    "kv_norm": _spec("kv_a_layernorm.weight", "kv_a_norm.weight", "kv_rank", part="norm"),
+    "kv_b": replace(_spec("kv_b_proj.weight", "kv_b.weight", "kv_up_width", "kv_rank"), cut=cut_kv_up),
+    "o": _spec("o_proj.weight", "output.weight", "hidden_size", "attended_width"),
+}
+BIASES = {
+    "q_a_bias": _spec("q_a_proj.bias", "q_a.bias", "q_rank"),
+    "kv_a_bias": _spec("kv_a_proj_with_mqa.bias", "kv_a_mqa.bias", "latent_width"),
+    "o_bias": _spec("o_proj.bias", "output.bias", "hidden_size"),
+}
+
+
+def latent_layer(checkpoint: Checkpoint, config: LatentConfig) -> dict[str, TensorSpec]:
+    """A dense layer's tensors."""
+    around = {role: spec for role, spec in LAYER.items() if role not in ("q", "k", "v", "o")}
+    biases = dict(BIASES) if has_attention_biases(checkpoint) else {}
+    if not config.q_rank:
+        biases.pop("q_a_bias", None)
+    return around | (LOW_RANK if config.q_rank else DIRECT) | KEYS | biases
+
+
+def latent_attention(ops: Ops, x: Tensor, w: Weights, layer: int, config: LatentConfig) -> Tensor:
+    """x + what the queries of the normed x find."""
+    h = ops.rms_norm(x, w["attention_norm"], config.norm_eps)
+    if config.q_rank:
+        q = ops.rms_norm(ops.linear(h, w["q_a"], w.get("q_a_bias")), w["q_norm"], INNER_EPS)
+        q = ops.linear(q, w["q_b"])
+    else:
+        q = ops.linear(h, w["q"])
+    vector = ops.linear(h, w["kv_a"], w.get("kv_a_bias"))
+    assert config.attention_scale is not None, "a config of latent attention has one"
+    attended = ops.latent_attention(
+        q, vector, w["kv_norm"], w["key_up"], w["value_up"], layer, config.attention_scale, config.rope, INNER_EPS
+    )
+    return ops.all_reduce(ops.linear(attended, w["o"], w.get("o_bias"), residual=x))
+
+
+def build(config: LatentConfig, weights: Weights) -> Forward:
+    """The forward pass over prepared weights by role."""
+    layers = by_layer(weights, config.layers)
+
+    def forward(ops: Ops) -> Tensor:
+        x = embed(ops, weights, config)
+        for layer, w in enumerate(layers):
+            x = latent_attention(ops, x, w, layer, config)
+            x = feed_forward(ops, x, w, layer, config)
+        return logits(ops, x, weights, config)
+
+    return forward

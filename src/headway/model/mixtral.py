@@ -1,0 +1,47 @@
+"""Mixtral: a Mistral whose layers choose two of eight experts (Jiang et al. 2024)."""
+
+from __future__ import annotations
+
+from headway.model.blocks import Weights, attention, by_layer, embed, logits, qkv
+from headway.model.checkpoint import Checkpoint
+from headway.model.config import Dialect, decoder_config, stated
+from headway.model.family import Decoder, decoder_of
+from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, MixtureConfig, feed_forward, mixture, mixture_layers, stacked
+from headway.ops.protocol import Forward, Ops, Tensor
+from headway.ops.routing import Routing
+
+DIALECT = Dialect(
+    understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS, gguf_interleaved=True,
+    defaults={"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "num_experts_per_tok": 2},
+)  # fmt: skip
+
+
+def decoder(checkpoint: Checkpoint) -> Decoder:
+    """Understand a checkpoint of this family.
+
+    Raises:
+        ModelFileError: config or tensors are not those of a model this family runs.
+    """
+    config = decoder_config(checkpoint, DIALECT)
+    every = frozenset(range(config.layers))
+
+    def routing(active: int) -> Routing:
+        return Routing(active, renormalise=True)
+
+    config = mixture(config, stated(checkpoint, DIALECT), every, routing, "intermediate_size")
+    return decoder_of(stacked(checkpoint), config, mixture_layers(config), build)
+
+
+def build(config: MixtureConfig, weights: Weights) -> Forward:
+    """The forward pass over prepared weights by role."""
+    layers = by_layer(weights, config.layers)
+
+    def forward(ops: Ops) -> Tensor:
+        x = embed(ops, weights, config)
+        for layer, w in enumerate(layers):
+            q, k, v = qkv(ops, x, w, config)
+            x = attention(ops, x, q, k, v, w, layer, config, config.rope_of(layer))
+            x = feed_forward(ops, x, w, layer, config)
+        return logits(ops, x, weights, config)
+
+    return forward

@@ -1,0 +1,33 @@
+"""OLMoE: experts, and queries and keys that are normed over all heads together (Muennighoff et al. 2024)."""
+
+from __future__ import annotations
+
+from headway.model import qwen3_moe
+from headway.model.checkpoint import Checkpoint
+from headway.model.config import Dialect, decoder_config, has_attention_biases, stated
+from headway.model.family import Decoder, decoder_of
+from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, mixture_layers, stacked
+from headway.model.tensors import FULL_QK_NORMS, LAYER, O_BIAS, QKV_BIASES
+from headway.ops.routing import Routing
+
+DIALECT = Dialect(
+    understood=UNDERSTOOD, gguf=GGUF_KEYS,
+    defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
+)  # fmt: skip
+
+
+def decoder(checkpoint: Checkpoint) -> Decoder:
+    """Understand a checkpoint of this family.
+
+    Raises:
+        ModelFileError: config or tensors are not those of a model this family runs.
+    """
+    fields, config = stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT)
+
+    def routing(active: int) -> Routing:
+        return Routing(active, renormalise=fields.flag("norm_topk_prob", False))
+
+    config = mixture(config, fields, frozenset(range(config.layers)), routing, "intermediate_size")
+    biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
+    layers = mixture_layers(config, LAYER | FULL_QK_NORMS | biases)
+    return decoder_of(stacked(checkpoint), config, layers, qwen3_moe.build)

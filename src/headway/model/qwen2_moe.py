@@ -1,0 +1,54 @@
+"""Qwen 1.5 and 2 with experts: beside those that are chosen, every row passes a shared one as far as its own gate
+lets it (Yang et al. 2024)."""
+
+from __future__ import annotations
+
+from headway.core.fields import Fields
+from headway.model import mixtral
+from headway.model.checkpoint import Checkpoint
+from headway.model.config import Dialect, decoder_config, stated
+from headway.model.family import Decoder, decoder_of
+from headway.model.mixture import (
+    GGUF_KEYS,
+    SPARSE,
+    UNDERSTOOD,
+    mixture,
+    mixture_layers,
+    shared_experts,
+    sparse_layers,
+    stacked,
+)
+from headway.model.tensors import LAYER, QKV_BIASES, TensorSpec
+from headway.ops.routing import Routing
+
+DIALECT = Dialect(
+    understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS,
+    defaults={"max_position_embeddings": 32768, "num_experts": 60, "num_experts_per_tok": 4, "decoder_sparse_step": 1},
+)  # fmt: skip
+SHARED = shared_experts("shared_expert") | {
+    "shared_switch": TensorSpec(
+        "mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", "shared", ("one", "hidden_size")
+    )
+}
+
+
+def decoder(checkpoint: Checkpoint) -> Decoder:
+    """Understand a checkpoint of this family.
+
+    Raises:
+        ModelFileError: config or tensors are not those of a model this family runs.
+    """
+    fields, config = stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT)
+
+    def routing(active: int) -> Routing:
+        return Routing(active, renormalise=fields.flag("norm_topk_prob", False))
+
+    sparse = sparse_layers(checkpoint, fields, config.layers)
+    shared = fields.size("shared_expert_intermediate_size", default=5632)
+    config = mixture(config, fields, sparse, routing, "moe_intermediate_size", shared)
+    layers = mixture_layers(config, LAYER | (QKV_BIASES if _biases(checkpoint, fields) else {}), SPARSE | SHARED)
+    return decoder_of(stacked(checkpoint), config, layers, mixtral.build)
+
+
+def _biases(checkpoint: Checkpoint, fields: Fields) -> bool:
+    return "blk.0.attn_q.bias" in checkpoint.tensors if checkpoint.gguf else fields.flag("qkv_bias", True)

@@ -1,0 +1,59 @@
+"""Qwen 3 with experts (Yang et al. 2025)."""
+
+from __future__ import annotations
+
+from headway.model.blocks import Weights, attention, by_layer, embed, logits, normed_qk, qkv
+from headway.model.checkpoint import Checkpoint
+from headway.model.config import Dialect, decoder_config, has_attention_biases, stated
+from headway.model.family import Decoder, decoder_of
+from headway.model.mixture import (
+    GGUF_KEYS,
+    UNDERSTOOD,
+    MixtureConfig,
+    feed_forward,
+    mixture,
+    mixture_layers,
+    sparse_layers,
+    stacked,
+)
+from headway.model.tensors import LAYER, O_BIAS, QK_NORMS, QKV_BIASES
+from headway.ops.protocol import Forward, Ops, Tensor
+from headway.ops.routing import Routing
+
+DIALECT = Dialect(
+    understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS,
+    defaults={"max_position_embeddings": 32768, "num_experts_per_tok": 8, "decoder_sparse_step": 1},
+)  # fmt: skip
+
+
+def decoder(checkpoint: Checkpoint) -> Decoder:
+    """Understand a checkpoint of this family.
+
+    Raises:
+        ModelFileError: config or tensors are not those of a model this family runs.
+    """
+    fields, config = stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT)
+
+    def routing(active: int) -> Routing:  # a GGUF does not say it; all that there are renormalise
+        return Routing(active, renormalise=fields.flag("norm_topk_prob", checkpoint.gguf))
+
+    sparse = sparse_layers(checkpoint, fields, config.layers)
+    config = mixture(config, fields, sparse, routing, "moe_intermediate_size")
+    biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
+    return decoder_of(stacked(checkpoint), config, mixture_layers(config, LAYER | QK_NORMS | biases), build)
+
+
+def build(config: MixtureConfig, weights: Weights) -> Forward:
+    """The forward pass over prepared weights by role."""
+    layers = by_layer(weights, config.layers)
+
+    def forward(ops: Ops) -> Tensor:
+        x = embed(ops, weights, config)
+        for layer, w in enumerate(layers):
+            q, k, v = qkv(ops, x, w, config)
+            q, k = normed_qk(ops, q, k, w, config)
+            x = attention(ops, x, q, k, v, w, layer, config, config.rope_of(layer))
+            x = feed_forward(ops, x, w, layer, config)
+        return logits(ops, x, weights, config)
+
+    return forward
