@@ -89,7 +89,51 @@ VARIANTS |= {
     },
 }  # fmt: skip
 # What llama.cpp's files cannot say: windows of Mistral and Qwen, a scale of Gemma's scores but that of a head's width.
-NOT_IN_GGUF = {
+WINDOW_4 = {"sliding_window": 14, "layer_types": ["sliding_attention", "full_attention"]}
+VARIANTS |= {
+    "phi3 window": PHI3 | {"sliding_window": 23, "num_key_value_heads": 4},
+    "smollm3 window": {
+        "model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layer_interval": 2, "use_sliding_window": True,
+        "sliding_window": 11, "mlp_bias": True, "pad_token_id": 0,
+    },
+    "starcoder2": {"model_type": "starcoder2", "norm_epsilon": 1e-3, "head_dim": 24},
+    "starcoder2 window": {
+        "model_type": "starcoder2", "use_bias": False, "sliding_window": 15, "hidden_act": "gelu",
+        "tie_word_embeddings": True,
+    },
+    "gpt2": {"model_type": "gpt2", "n_inner": 80, "layer_norm_epsilon": 1e-3, "tie_word_embeddings": True},
+    "gpt2 untied": {
+        "model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False,
+        "activation_function": "relu",
+    },
+    "gpt_neox": {"model_type": "gpt_neox", "layer_norm_eps": 1e-3},
+    "gpt_neox in turn": {
+        "model_type": "gpt_neox", "use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new",
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    },
+    "phi": {"model_type": "phi", "partial_rotary_factor": 0.4, "layer_norm_eps": 1e-3},
+    "phi normed": {"model_type": "phi", "qk_layernorm": True, "hidden_act": "gelu"},
+    "stablelm": {"model_type": "stablelm", "layer_norm_eps": 1e-3, "use_qkv_bias": True},
+    "stablelm normed": {
+        "model_type": "stablelm", "qk_layernorm": True, "partial_rotary_factor": 0.5, "tie_word_embeddings": True,
+        "hidden_act": "gelu",
+    },
+    "stablelm parallel": {"model_type": "stablelm", "use_parallel_residual": True, "partial_rotary_factor": 1.0},
+    "cohere": {"model_type": "cohere", "logit_scale": 0.3, "head_dim": 24, "layer_norm_eps": 1e-3},
+    "cohere normed": {
+        "model_type": "cohere", "use_qk_norm": True, "attention_bias": True, "tie_word_embeddings": True,
+    },
+    "cohere2": {"model_type": "cohere2", "logit_scale": 2.0, "tie_word_embeddings": True} | WINDOW_4,
+    "glm": {"model_type": "glm", "head_dim": 24, "pad_token_id": 0, "attention_bias": False},
+    "glm4": {"model_type": "glm4", "head_dim": 16, "pad_token_id": 0, "partial_rotary_factor": 0.25},
+    "nemotron": {"model_type": "nemotron", "head_dim": 24, "norm_eps": 1e-3, "mlp_bias": True},
+    "nemotron biases": {
+        "model_type": "nemotron", "attention_bias": True, "hidden_act": "relu", "partial_rotary_factor": 0.75,
+    },
+}  # fmt: skip
+LATER = ("phi", "gpt", "stablelm", "cohere", "glm", "nemotron", "starcoder2", "smollm3 w", "phi3 w")
+NOT_IN_GGUF = {name for name in VARIANTS if name.startswith(LATER)} | {
     "smollm3 listed", "mistral window", "qwen2 window", "qwen3 window", "gemma2 uncapped", "gemma3_text capped",
 }  # fmt: skip
 IN_GGUF = {name: changes for name, changes in VARIANTS.items() if name not in NOT_IN_GGUF} | {
@@ -112,8 +156,9 @@ def make(folder: Path, dtype: torch.dtype = torch.float32, shard: str = "1GB", *
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields | changes))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or "bias" in name:
-                parameter.copy_(torch.randn_like(parameter) * 0.2 + ("norm" in name))
+            weight_of_norm = ("norm" in name or ".ln_" in name) and "bias" not in name
+            if weight_of_norm or "bias" in name:
+                parameter.copy_(torch.randn_like(parameter) * 0.2 + weight_of_norm)
         for name, buffer in model.named_buffers():
             if "correction" in name:
                 buffer.copy_(torch.randn_like(buffer) * 0.2)

@@ -56,7 +56,7 @@ def change(path: Path, **fields: Any) -> None:
         ({"rms_norm_eps": 0}, "rms_norm_eps: 0 is not a positive number"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps: 1000"),
         ({"rope_theta": 10**400, "rope_parameters": ...}, "rope_theta: 1000"),
-        ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported"),
+        ({"hidden_act": "mish"}, "hidden_act: 'mish' is not supported"),
         ({"mlp_bias": True}, "tensors 'model.layers.0.mlp.down_proj.bias', 'model.layers.0.mlp.gate_proj.bias'"),
         ({"residual_multiplier": 0.5}, "residual_multiplier: 0.5 is not supported"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0 is not supported"),

@@ -178,13 +178,39 @@ def test_plain_operations() -> None:
     np.testing.assert_array_equal(residual, before[1])
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_layer_norm_of_rows_and_of_their_parts() -> None:
+    ops, x = ReferenceOps({}, batch([0] * 3)), random(3, 8)
+    weight, bias = random(8, seed=1), random(8, seed=2)
+
+    def normed(rows: np.ndarray) -> np.ndarray:
+        return (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + 1e-3)
+
+    np.testing.assert_allclose(ops.layer_norm(x, weight, bias, 1e-3), normed(x) * weight + bias, atol=1e-5)
+    np.testing.assert_allclose(ops.layer_norm(x, weight, None, 1e-3), normed(x) * weight, atol=1e-5)
+    heads = normed(x.reshape(3, 2, 4))
+    np.testing.assert_allclose(
+        ops.layer_norm(x, weight, None, 1e-3, 2), (heads * weight.reshape(2, 4)).reshape(3, 8), atol=1e-5
+    )
+    shared = (heads * weight[:4] + bias[:4]).reshape(3, 8)
+    np.testing.assert_allclose(ops.layer_norm(x, weight[:4], bias[:4], 1e-3, 2), shared, atol=1e-5)
+
+
+def test_embeddings_of_tokens_and_positions() -> None:
+    ops, table, positions = ReferenceOps({}, batch([4, 1, 0])), random(6, 8), random(9, 8, seed=1)
+    expected = 2 * table[ops._batch.ids] + positions[ops._batch.positions]
+    np.testing.assert_allclose(ops.embed(table, 2.0, positions), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "relu", "relu2"])
 def test_gated_mlp(activation: str) -> None:
     x, gate, up, down, residual = random(3, 4), random(6, 4), random(6, 4, seed=1), random(4, 6, seed=2), random(3, 4)
     x[0] = 1e3  # exp overflows: the limit is still right, without a warning
     act = {
         "silu": lambda z: z / (1 + math.exp(-z)) if z > -700 else 0.0,
         "gelu_tanh": lambda z: 0.5 * z * (1 + math.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))),
+        "gelu": lambda z: 0.5 * z * (1 + math.erf(z / math.sqrt(2))),
+        "relu": lambda z: max(z, 0.0),
+        "relu2": lambda z: max(z, 0.0) ** 2,
     }[activation]
     hidden = np.vectorize(act)(x.astype(np.float64) @ gate.T) * (x @ up.T)
     mine = ReferenceOps({}, batch([0] * 3)).gated_mlp(x, gate, up, down, activation, residual)

@@ -18,6 +18,7 @@ BASE = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0,
 }  # fmt: skip
+WIDE = BASE | {"hidden_size": 64}  # as wide as its heads together
 ROUTED = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
 LATENT = {
     "q_lora_rank": 20,
@@ -57,6 +58,13 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24,
     }),
     ("gpt_oss", BASE | LOCAL), ("minimax_m2", BASE | LOCAL),
+    ("starcoder2", BASE), ("starcoder2", BASE | {"use_bias": False}), ("cohere", BASE | {"use_qk_norm": True}),
+    ("cohere", BASE | {"attention_bias": True, "tie_word_embeddings": False}), ("cohere2", WIDE), ("nemotron", BASE),
+    ("nemotron", BASE | {"mlp_bias": True, "attention_bias": True}), ("phi", BASE), ("gpt_neox", WIDE),
+    ("phi", WIDE | {"qk_layernorm": True, "tie_word_embeddings": True}), ("gpt2", WIDE | {"n_inner": 40}),
+    ("gpt2", {key: value for key, value in WIDE.items() if key != "intermediate_size"}),
+    ("stablelm", WIDE | {"use_qkv_bias": True}),
+    ("stablelm", WIDE | {"qk_layernorm": True, "use_parallel_residual": True}),
 ]  # fmt: skip
 
 

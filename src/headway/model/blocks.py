@@ -21,8 +21,15 @@ def by_layer(weights: Weights, layers: int) -> Sequence[Weights]:
 
 
 def embed(ops: Ops, weights: Weights, config: DecoderConfig) -> Tensor:
-    """The step's tokens."""
-    return ops.embed(weights["embed"], config.embedding_scale)
+    """The step's tokens, and their positions if the model has a table of them."""
+    return ops.embed(weights["embed"], config.embedding_scale, weights.get("positions"))
+
+
+def norm(ops: Ops, x: Tensor, w: Weights, role: str, config: DecoderConfig, heads: int = 1) -> Tensor:
+    """x, normed in the family's way by the weights of `role`. heads: that are normed one by one."""
+    if config.layer_norms:
+        return ops.layer_norm(x, w[role], w.get(f"{role}_bias"), config.norm_eps, heads)
+    return ops.rms_norm(x, w[role], config.norm_eps)
 
 
 def projections(ops: Ops, h: Tensor, w: Weights) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,12 +40,12 @@ def projections(ops: Ops, h: Tensor, w: Weights) -> tuple[Tensor, Tensor, Tensor
 
 def qkv(ops: Ops, x: Tensor, w: Weights, config: DecoderConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of the normed x."""
-    return projections(ops, ops.rms_norm(x, w["attention_norm"], config.norm_eps), w)
+    return projections(ops, norm(ops, x, w, "attention_norm", config), w)
 
 
 def normed_qk(ops: Ops, q: Tensor, k: Tensor, w: Weights, config: DecoderConfig) -> tuple[Tensor, Tensor]:
     """Queries and keys, normed before they are rotated: each head, or all at once."""
-    return ops.rms_norm(q, w["q_norm"], config.norm_eps), ops.rms_norm(k, w["k_norm"], config.norm_eps)
+    return norm(ops, q, w, "q_norm", config, config.heads), norm(ops, k, w, "k_norm", config, config.kv_heads)
 
 
 def attend(
@@ -55,8 +62,7 @@ def attend(
     """What the rotated queries find in the cache, keys and values of this step included (+ residual). A row-parallel
     rank's `residual` is added on one rank only, so that `all_reduce` sums it once."""
     q = ops.rope_and_cache(q, k, v, layer, rope)
-    scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-    attended = ops.attention(q, layer, scale, config.score_softcap, w.get("sinks"))
+    attended = ops.attention(q, layer, config.scale_of(layer), config.score_softcap, w.get("sinks"))
     return ops.all_reduce(ops.linear(attended, w["o"], w.get("o_bias"), residual))
 
 
@@ -68,17 +74,21 @@ def attention(
 
 
 def mlp(ops: Ops, h: Tensor, w: Weights, config: DecoderConfig, residual: Tensor | None = None) -> Tensor:
-    """The gated MLP of h (+ residual)."""
+    """The MLP of h, gated if it has gates (+ residual)."""
+    if "gate" not in w:
+        hidden = ops.activate(ops.linear(h, w["up"], w.get("up_bias")), config.activation)
+        return ops.all_reduce(ops.linear(hidden, w["down"], w.get("down_bias"), residual))
     biases = (w.get(f"{role}_bias") for role in ("gate", "up", "down"))
     return ops.all_reduce(ops.gated_mlp(h, w["gate"], w["up"], w["down"], config.activation, residual, *biases))
 
 
 def gated_mlp(ops: Ops, x: Tensor, w: Weights, config: DecoderConfig) -> Tensor:
-    """x + the gated MLP of the normed x."""
-    return mlp(ops, ops.rms_norm(x, w["mlp_norm"], config.norm_eps), w, config, residual=x)
+    """x + the MLP of the normed x."""
+    return mlp(ops, norm(ops, x, w, "mlp_norm", config), w, config, residual=x)
 
 
 def logits(ops: Ops, x: Tensor, weights: Weights, config: DecoderConfig) -> Tensor:
     """Logits of the rows that are wanted."""
-    x = ops.rms_norm(ops.logit_rows(x), weights["norm"], config.norm_eps)
-    return ops.logits(x, weights["embed" if config.tied else "head"], config.logit_scale, config.logit_softcap)
+    x = norm(ops, ops.logit_rows(x), weights, "norm", config)
+    head, bias = weights["embed" if config.tied else "head"], weights.get("head_bias")
+    return ops.logits(x, head, config.logit_scale, config.logit_softcap, bias)

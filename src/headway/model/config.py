@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headway.core.errors import HeadwayError, shown
@@ -20,14 +20,16 @@ class DecoderConfig:
     Attributes:
         layers, heads, kv_heads, head_dim, hidden_size, intermediate_size, vocab_size: sizes.
         context_length: most positions the model was made for.
-        norm_eps: added to the mean square in every norm.
+        norm_eps: added to the mean square, or the variance, in every norm.
         rope: its rotary positions.
         activation: of the MLP, as operations call it.
         tied: logits use the embedding table.
+        layer_norms: norms take the mean away first.
         unrotated: layers without positions.
         windowed: layers that look back no further than their window, which is their KV group's to know.
         local_rope: rotary positions of those; None = as the others'.
-        attention_scale: of queries times keys; None = 1 / sqrt(head_dim).
+        attention_scale: of queries times keys; None = 1 / sqrt(head_dim). by_layer: the scale is divided by the layer's
+            number, from 1.
         embedding_scale, logit_scale: factors on embeddings and logits.
         score_softcap, logit_softcap: c of c * tanh(x / c), on scores and logits; 0 = none.
     """
@@ -44,14 +46,21 @@ class DecoderConfig:
     rope: Rope
     activation: str = "silu"
     tied: bool = False
+    layer_norms: bool = False
     unrotated: frozenset[int] = frozenset()
     windowed: frozenset[int] = frozenset()
     local_rope: Rope | None = None
     attention_scale: float | None = None
+    scale_by_layer: bool = False
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     score_softcap: float = 0.0
     logit_softcap: float = 0.0
+
+    def scale_of(self, layer: int) -> float:
+        """What a layer's scores are multiplied by."""
+        scale = self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+        return scale / (layer + 1) if self.scale_by_layer else scale
 
     def rope_of(self, layer: int) -> Rope:
         """The rope of a layer."""
@@ -101,12 +110,13 @@ GGUF_FIELDS = {
 _GGUF_KEYS = {
     "tensor_data_layout", "attention.value_length", "rope.freq_base", "rope.dimension_count", "rope.scaling.type",
     "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.finetuned", "rope.scale_linear",
+    "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
     "expert_count", "expert_used_count",
 }  # fmt: skip
 
 # Activation, as config.json calls it -> as operations do.
 ACTIVATIONS = {
-    "silu": "silu", "swish": "silu",
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "relu2": "relu2",
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
 }  # fmt: skip
 
@@ -118,6 +128,9 @@ class Dialect:
     Attributes:
         understood: fields of `NEUTRAL` that the family carries out, whatever their value.
         defaults: what the family's class in transformers takes for a field that config.json leaves out.
+        layer_norms: its norms take the mean away first.
+        rotary: positions are rotary; else the model has a table of them.
+        interleaved: rotary pairs are neighbours, in folders too.
         names: a field -> its name in this family's config.json, where it is not Llama's ("hidden_size" -> "n_embd").
         gguf: further keys of this family's GGUF files -> the field of config.json that says the same.
         gguf_interleaved: rows of queries and keys are permuted in its GGUF files, so that rotary pairs are neighbours.
@@ -128,6 +141,9 @@ class Dialect:
     names: Mapping[str, str] = field(default_factory=dict)
     gguf: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaved: bool = False
+    layer_norms: bool = False
+    rotary: bool = True
+    interleaved: bool = False
 
 
 class _Renamed(Fields):
@@ -190,6 +206,7 @@ def decoder_config(checkpoint: Checkpoint, dialect: Dialect = Dialect()) -> Deco
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope=_rope(checkpoint, fields, head_dim, dialect),
         activation=_activation(fields),
+        layer_norms=dialect.layer_norms,
         tied=fields.flag("tie_word_embeddings", False),
         windowed=frozenset(
             layer for group in checkpoint.shape("").groups if group.kind == "window" for layer in group.layers
@@ -224,9 +241,13 @@ def _activation(fields: Fields) -> str:
 
 
 def _rope(checkpoint: Checkpoint, fields: Fields, head_dim: int, dialect: Dialect) -> Rope:
+    if not dialect.rotary:
+        return Rope(())
     if checkpoint.gguf:
-        return rope_from_gguf(_namespace(checkpoint), checkpoint.tensors, head_dim, dialect.gguf_interleaved)
-    return rope_from_hf(fields, head_dim, partial="partial_rotary_factor" in dialect.understood)
+        interleaved = dialect.interleaved or dialect.gguf_interleaved
+        return rope_from_gguf(_namespace(checkpoint), checkpoint.tensors, head_dim, interleaved)
+    found = rope_from_hf(fields, head_dim, partial="partial_rotary_factor" in dialect.understood)
+    return replace(found, interleaved=dialect.interleaved)
 
 
 def _stated_by_hf(checkpoint: Checkpoint, dialect: Dialect) -> Fields:
@@ -238,7 +259,8 @@ def _stated_by_hf(checkpoint: Checkpoint, dialect: Dialect) -> Fields:
 
 def _stated_by_gguf(checkpoint: Checkpoint, dialect: Dialect) -> Fields:
     fields, tensors = _namespace(checkpoint), checkpoint.tensors
-    names = GGUF_FIELDS | dict(dialect.gguf)
+    names = GGUF_FIELDS | ({"attention.layer_norm_epsilon": "rms_norm_eps"} if dialect.layer_norms else {})
+    names |= dialect.gguf
     for key in fields.values.keys() - names.keys() - _GGUF_KEYS:
         raise fields.fault(key, "this setting is not known for this kind of model")
     if fields.values.get("expert_count", 0) != 0 and "num_experts" not in dialect.understood:

@@ -13,6 +13,7 @@ from headway.model.rope import FACTORS
 from headway.model.tensors import BESIDE_LAYERS, Layers, TensorSpec, tensors_of
 from headway.ops.protocol import Forward
 from headway.ops.weight import Weight
+from headway.shape.families import FAMILIES
 
 Build = Callable[[Any, Weights], Forward]  # of the family's config
 
@@ -41,7 +42,8 @@ class Decoder:
 
     def cut(self, vocab_size: int) -> Decoder:
         """The same with no more than `vocab_size` rows in embedding and output matrix."""
-        tables = {role: self.weights[role].first_rows(vocab_size) for role in ("embed", "head") if role in self.weights}
+        roles = self.weights.keys() & {"embed", "head", "head_bias"}
+        tables = {role: self.weights[role].first_rows(vocab_size) for role in roles}
         rows = min(vocab_size, self.config.vocab_size)
         return replace(self, config=replace(self.config, vocab_size=rows), weights=self.weights | tables)
 
@@ -53,7 +55,6 @@ def decoder_of(
     build: Build,
     *,
     beside: Mapping[str, TensorSpec] = BESIDE_LAYERS,
-    prefix: str = "model.layers.",
     norms_less_one: bool = False,
     tables: Collection[str] = ("self_attn.rotary_emb.inv_freq",),
 ) -> Decoder:
@@ -61,18 +62,20 @@ def decoder_of(
 
     Args:
         beside: its tensors beside the layers.
-        prefix: of the layers' names in a Hugging Face folder, before their number.
         norms_less_one: the file keeps norms less 1.
         tables: what some of its folders keep in a layer that is computed here: rope tables, masks.
 
     Raises:
         ModelFileError: the tensors are not exactly those.
     """
-    specs = tensors_of(config, layer, beside, prefix)
+    named = (lambda name: name) if checkpoint.gguf else FAMILIES[checkpoint.architecture].named
+    specs = {role: replace(spec, hf=named(spec.hf)) for role, spec in tensors_of(config, layer, beside).items()}
+    ignored = {f"model.layers.{number}.{table}" for number in range(config.layers) for table in tables}
+    ignored |= {"lm_head.weight"} if config.tied else set()  # the config says that the embedding is used instead
     weights = checkpoint.take(
         {role: spec.name(checkpoint.gguf) for role, spec in specs.items()},
         {role: spec.shape(config) for role, spec in specs.items()},
-        _ignored(config, {f"{prefix}{number}.{name}" for number in range(config.layers) for name in tables}),
+        {named(name) for name in ignored} | {FACTORS},
     )
     cut = {role: _cut(role, specs[role], weight, config) for role, weight in weights.items()}
     return Decoder(
@@ -82,7 +85,11 @@ def decoder_of(
         build=lambda prepared: build(config, prepared),
         specs={name: specs[role] for role, pieces in cut.items() for name in pieces},
         gguf=checkpoint.gguf,
-        one_less=frozenset(role for role, spec in specs.items() if norms_less_one and spec.part == "norm"),
+        one_less=frozenset(
+            role
+            for role, spec in specs.items()
+            if norms_less_one and spec.part == "norm" and not role.endswith("_bias")
+        ),
     )
 
 
@@ -92,9 +99,3 @@ def _cut(role: str, spec: TensorSpec, weight: Weight, config: DecoderConfig) -> 
         return {role: weight}
     layer = role[: role.find(".") + 1]  # "3." of layer 3, "" beside the layers
     return {layer + name: piece for name, piece in spec.cut(weight, config).items()}
-
-
-def _ignored(config: DecoderConfig, tables: set[str]) -> set[str]:
-    """Tensors that some files carry beside the weights: tables (HF; those of a GGUF are read with the config), and the
-    output matrix of a model whose config says that the embedding is used instead."""
-    return tables | {FACTORS} | ({"lm_head.weight"} if config.tied else set())

@@ -11,22 +11,30 @@ from pathlib import Path
 from headway.core.errors import BadInput, ModelFileError, shown
 from headway.core.fields import Fields
 from headway.model import (
+    cohere,
     deepseek_v2,
     deepseek_v3,
     gemma2,
     gemma3,
+    glm4,
+    gpt2,
+    gpt_neox,
     granite,
     llama,
     mistral,
     mixtral,
+    nemotron,
     olmo2,
     olmoe,
+    phi,
     phi3,
     qwen2,
     qwen2_moe,
     qwen3,
     qwen3_moe,
     smollm3,
+    stablelm,
+    starcoder2,
 )
 from headway.model.adapters import Adaptable, AdapterLimits, make_adaptable
 from headway.model.checkpoint import Checkpoint, open_checkpoint, sampling_defaults, tokenizer_source
@@ -41,17 +49,28 @@ from headway.text.source import TokenizerSource
 
 # Architecture, as checkpoints name it -> family.
 FAMILIES = {
+    "llama": llama.decoder,
+    "cohere": cohere.decoder,
+    "cohere2": cohere.windowed_decoder,
+    "command-r": cohere.decoder,  # in GGUF
     "deepseek_v2": deepseek_v2.decoder,
     "deepseek_v3": deepseek_v3.decoder,
     "gemma2": gemma2.decoder,
     "gemma3": gemma3.decoder,  # in GGUF
     "gemma3_text": gemma3.decoder,
+    "glm": glm4.older_decoder,
+    "glm4": glm4.decoder,
+    "gpt2": gpt2.decoder,
+    "gpt_neox": gpt_neox.decoder,
+    "gptneox": gpt_neox.decoder,  # in GGUF
     "granite": granite.decoder,
-    "llama": llama.decoder,
     "mistral": mistral.decoder,
     "mixtral": mixtral.decoder,
+    "nemotron": nemotron.decoder,
     "olmo2": olmo2.decoder,
     "olmoe": olmoe.decoder,
+    "phi": phi.decoder,
+    "phi2": phi.decoder,  # in GGUF
     "phi3": phi3.decoder,
     "qwen2": qwen2.decoder,
     "qwen2_moe": qwen2_moe.decoder,
@@ -60,6 +79,8 @@ FAMILIES = {
     "qwen3_moe": qwen3_moe.decoder,
     "qwen3moe": qwen3_moe.decoder,
     "smollm3": smollm3.decoder,
+    "stablelm": stablelm.decoder,
+    "starcoder2": starcoder2.decoder,
 }
 
 

@@ -9,7 +9,7 @@ from headway.model import llama
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig, Dialect, decoder_config
 from headway.model.family import Decoder, decoder_of
-from headway.model.tensors import LAYER, TensorSpec
+from headway.model.tensors import LAYER, TensorSpec, without
 from headway.ops.weight import Weight
 
 
@@ -35,8 +35,10 @@ FUSED_GATE_UP = {
         "mlp.gate_up_proj.weight", "ffn_up.weight", "mlp", ("gate_up_width", "hidden_size"), cut_gate_up
     )
 }
-APART = ("q", "k", "v", "gate", "up")  # roles of a Llama's layer that are cut out of these
-DIALECT = Dialect(understood=frozenset({"partial_rotary_factor"}))
+DIALECT = Dialect(
+    understood=frozenset({"partial_rotary_factor", "sliding_window"}),
+    gguf={"attention.sliding_window": "sliding_window"},
+)
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -45,5 +47,5 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    layer = {role: spec for role, spec in LAYER.items() if role not in APART} | FUSED_QKV | FUSED_GATE_UP
+    layer = without(LAYER, "q", "k", "v", "gate", "up") | FUSED_QKV | FUSED_GATE_UP
     return decoder_of(checkpoint, decoder_config(checkpoint, DIALECT), layer, llama.build)

@@ -7,13 +7,12 @@ from dataclasses import replace
 from headway.core.fields import Fields
 from headway.model import llama
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, has_attention_biases, stated
+from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.tensors import LAYER, O_BIAS, QKV_BIASES
 
 INTERVAL = 4  # the last layer of every so many, where a file does not list them
 DIALECT = Dialect(
-    defaults={"max_position_embeddings": 32768, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    understood=llama.DIALECT.understood | {"sliding_window"},
     gguf_interleaved=True,
 )
 
@@ -25,9 +24,8 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
     config = decoder_config(checkpoint, DIALECT)
-    biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
     unrotated = frozenset(_unrotated(stated(checkpoint, DIALECT), config.layers))
-    return decoder_of(checkpoint, replace(config, unrotated=unrotated), LAYER | biases, llama.build)
+    return decoder_of(checkpoint, replace(config, unrotated=unrotated), llama.layer_of(checkpoint), llama.build)
 
 
 def _unrotated(fields: Fields, layers: int) -> list[int]:

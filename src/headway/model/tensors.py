@@ -87,20 +87,29 @@ POST_NORMS = {
     "mlp_post_norm": _spec("post_feedforward_layernorm.weight", "post_ffw_norm.weight", "norm", "hidden_size"),
 }
 PRE_MLP_NORM = {"mlp_norm": _spec("pre_feedforward_layernorm.weight", "ffn_norm.weight", "norm", "hidden_size")}
+NORM_BIASES = {
+    "attention_norm_bias": _spec("input_layernorm.bias", "attn_norm.bias", "norm", "hidden_size"),
+    "mlp_norm_bias": _spec("post_attention_layernorm.bias", "ffn_norm.bias", "norm", "hidden_size"),
+}
+LAST_NORM_BIAS = {"norm_bias": _spec("model.norm.bias", "output_norm.bias", "norm", "hidden_size")}
 MATRICES = {role: spec for role, spec in LAYER.items() if spec.part != "norm"}
+
+
+def without(specs: Mapping[str, TensorSpec], *roles: str) -> dict[str, TensorSpec]:
+    """All but the tensors of these roles."""
+    return {role: spec for role, spec in specs.items() if role not in roles}
 
 
 def tensors_of(
     config: DecoderConfig,
     layer: Layers = LAYER,
     beside: Mapping[str, TensorSpec] = BESIDE_LAYERS,
-    prefix: str = "model.layers.",
 ) -> dict[str, TensorSpec]:
     """Role -> tensor of a whole model whose layers hold `layer`, each its own if there are several; the role of layer
-    3's "q" is "3.q". prefix: of the layers' names in a Hugging Face folder, before their number."""
+    3's "q" is "3.q"."""
     specs = {role: spec for role, spec in beside.items() if not (role == "head" and config.tied)}
     for number in range(config.layers):
         for role, spec in (layer if isinstance(layer, Mapping) else layer[number]).items():
-            hf, gguf = f"{prefix}{number}.{spec.hf}", f"blk.{number}.{spec.gguf}"
+            hf, gguf = f"model.layers.{number}.{spec.hf}", f"blk.{number}.{spec.gguf}"
             specs[f"{number}.{role}"] = replace(spec, hf=hf, gguf=gguf)
     return specs

@@ -115,13 +115,18 @@ class AdapterSlots(Protocol):
 class Ops(Protocol):
     """What a family may call. Leading axis T = new tokens of the step, R = logit rows; widths are static."""
 
-    def embed(self, table: Prepared, scale: float = 1.0) -> Tensor:
-        """scale * rows of `table` [vocab, d] for the batch's ids -> [T, d]."""
+    def embed(self, table: Prepared, scale: float = 1.0, positions: Prepared | None = None) -> Tensor:
+        """scale * rows of `table` [vocab, d] for the batch's ids (+ rows of `positions` [context, d]) -> [T, d]."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Prepared, eps: float, residual: Tensor | None = None) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight (+ residual), over every len(weight) numbers of x [*, n * len(weight)]:
         the whole of a row, or each of its heads -> same shape."""
+        ...
+
+    def layer_norm(self, x: Tensor, weight: Prepared, bias: Prepared | None, eps: float, parts: int = 1) -> Tensor:
+        """(x - mean(x)) / sqrt(variance(x) + eps) * weight (+ bias), over each of so many equal parts of a row of x
+        -> same shape. weight and bias: as long as a part, or as a row."""
         ...
 
     def linear(
@@ -156,8 +161,13 @@ class Ops(Protocol):
         up_bias: Prepared | None = None,
         down_bias: Prepared | None = None,
     ) -> Tensor:
-        """down @ (activation(gate @ x) * (up @ x)) (+ residual) -> same shape as x. activation: "silu", "gelu_tanh".
+        """down @ (activation(gate @ x) * (up @ x)) (+ residual) -> same shape as x. activation: "silu", "gelu",
+        "gelu_tanh" (its approximation), "relu", "relu2" (its square).
         Each of the three products has its bias added, if there is one."""
+        ...
+
+    def activate(self, x: Tensor, activation: str) -> Tensor:
+        """activation(x), of the same shape."""
         ...
 
     def gated(self, gate: Tensor, up: Tensor, activation: str) -> Tensor:
@@ -222,8 +232,10 @@ class Ops(Protocol):
         """Keep the tokens whose logits are wanted: [T, d] -> [R, d]."""
         ...
 
-    def logits(self, x: Tensor, head: Prepared, scale: float = 1.0, softcap: float = 0.0) -> Tensor:
-        """x [R, d] @ head[vocab, d].T * scale, softcapped if c > 0 -> float32 [R, vocab]."""
+    def logits(
+        self, x: Tensor, head: Prepared, scale: float = 1.0, softcap: float = 0.0, bias: Prepared | None = None
+    ) -> Tensor:
+        """(x [R, d] @ head[vocab, d].T (+ bias)) * scale, softcapped if c > 0 -> float32 [R, vocab]."""
         ...
 
     def all_reduce(self, x: Tensor) -> Tensor:

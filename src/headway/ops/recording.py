@@ -157,8 +157,10 @@ class RecordingOps:
         self.widths = {"tokens": 0, "rows": 0}  # the widest value on each axis
         self._layout = layout
 
-    def embed(self, table: RecordedWeight, scale: float = 1.0) -> Handle:
-        return self._record("tokens", table.shape[1], "embed", table, scale)
+    def embed(self, table: RecordedWeight, scale: float = 1.0, positions: RecordedWeight | None = None) -> Handle:
+        if positions is not None and positions.shape[1] != table.shape[1]:
+            raise ValueError(f"embed: positions of {positions.shape[1]} numbers for a table of {table.shape[1]}")
+        return self._record("tokens", table.shape[1], "embed", table, scale, positions)
 
     def rms_norm(self, x: Handle, weight: RecordedWeight, eps: float, residual: Handle | None = None) -> Handle:
         if x._width % weight.shape[0]:
@@ -166,6 +168,17 @@ class RecordingOps:
         if residual is not None:
             _fit("rms_norm's residual", residual, x._axis, x._width)
         return self._record(x._axis, x._width, "rms_norm", x, weight, eps, residual)
+
+    def layer_norm(
+        self, x: Handle, weight: RecordedWeight, bias: RecordedWeight | None, eps: float, parts: int = 1
+    ) -> Handle:
+        part, rest = divmod(x._width, parts)
+        for vector in (weight, bias):
+            if rest or (vector is not None and vector.shape not in ((part,), (x._width,))):
+                raise ValueError(
+                    f"layer_norm: {vector and vector.shape} numbers for {parts} parts of rows of {x._width}"
+                )
+        return self._record(x._axis, x._width, "layer_norm", x, weight, bias, eps, parts)
 
     def linear(
         self,
@@ -229,6 +242,9 @@ class RecordingOps:
             _fit_bias("gated_mlp", bias, weight.shape[0])
         self._note(x._axis, gate.shape[0])
         return self._record(x._axis, x._width, "gated_mlp", x, gate, up, down, activation, residual, *biases)
+
+    def activate(self, x: Handle, activation: str) -> Handle:
+        return self._record(x._axis, x._width, "activate", x, activation)
 
     def gated(self, gate: Handle, up: Handle, activation: str) -> Handle:
         _fit("gated", up, gate._axis, gate._width)
@@ -307,9 +323,17 @@ class RecordingOps:
         _fit("logit_rows", x, "tokens", x._width)
         return self._record("rows", x._width, "logit_rows", x)
 
-    def logits(self, x: Handle, head: RecordedWeight, scale: float = 1.0, softcap: float = 0.0) -> Handle:
+    def logits(
+        self,
+        x: Handle,
+        head: RecordedWeight,
+        scale: float = 1.0,
+        softcap: float = 0.0,
+        bias: RecordedWeight | None = None,
+    ) -> Handle:
         _fit("logits", x, "rows", head.shape[1])
-        return self._record("rows", head.shape[0], "logits", x, head, scale, softcap)
+        _fit_bias("logits", bias, head.shape[0])
+        return self._record("rows", head.shape[0], "logits", x, head, scale, softcap, bias)
 
     def all_reduce(self, x: Handle) -> Handle:
         return self._record(x._axis, x._width, "all_reduce", x)

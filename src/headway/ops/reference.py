@@ -176,14 +176,24 @@ class ReferenceOps:
         self.adapts = False  # rows may have adapters
         self.touched: list[int] = []  # experts with rows, per `experts` so far
 
-    def embed(self, table: np.ndarray, scale: float = 1.0) -> np.ndarray:
-        return table[self._batch.ids] * np.float32(scale)
+    def embed(self, table: np.ndarray, scale: float = 1.0, positions: np.ndarray | None = None) -> np.ndarray:
+        x = table[self._batch.ids] * np.float32(scale)
+        return x if positions is None else x + positions[self._batch.positions]
 
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float, residual: np.ndarray | None = None) -> np.ndarray:
         parts = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
         mean_square = np.square(parts).mean(axis=-1, keepdims=True)
         out = (parts / np.sqrt(mean_square + np.float32(eps)) * weight).reshape(x.shape)
         return out if residual is None else out + residual
+
+    def layer_norm(
+        self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: float, parts: int = 1
+    ) -> np.ndarray:
+        cut = x.reshape(len(x), parts, -1)
+        cut = cut - cut.mean(axis=-1, keepdims=True)
+        normed = cut / np.sqrt(np.square(cut).mean(axis=-1, keepdims=True) + np.float32(eps))
+        out = normed * weight.reshape(-1, cut.shape[-1])
+        return (out if bias is None else out + bias.reshape(-1, cut.shape[-1])).reshape(x.shape)
 
     def linear(
         self,
@@ -261,6 +271,9 @@ class ReferenceOps:
         gated = self.gated(self.linear(x, gate, gate_bias), self.linear(x, up, up_bias), activation)
         return self.linear(gated, down, down_bias, residual)
 
+    def activate(self, x: np.ndarray, activation: str) -> np.ndarray:
+        return ACTIVATIONS[activation](x)
+
     def gated(self, gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
         return gated(gate, up, activation)
 
@@ -337,8 +350,15 @@ class ReferenceOps:
     def logit_rows(self, x: np.ndarray) -> np.ndarray:
         return x[self._batch.logit_index]
 
-    def logits(self, x: np.ndarray, head: np.ndarray, scale: float = 1.0, softcap: float = 0.0) -> np.ndarray:
-        out = x @ head.T
+    def logits(
+        self,
+        x: np.ndarray,
+        head: np.ndarray,
+        scale: float = 1.0,
+        softcap: float = 0.0,
+        bias: np.ndarray | None = None,
+    ) -> np.ndarray:
+        out = self.linear(x, head, bias)
         if scale != 1.0:
             out *= np.float32(scale)
         return cap(out, softcap)
@@ -435,7 +455,25 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)))
 
 
-ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
+def gelu(x: np.ndarray) -> np.ndarray:
+    """x times the share of the normal distribution below x, within 8e-8 of it (Abramowitz and Stegun 7.1.26)."""
+    size = np.abs(x, dtype=np.float64)
+    t = 1 / (1 + 0.3275911 * np.sqrt(0.5) * size)
+    series = np.polyval([1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592, 0.0], t)
+    return (np.maximum(x, 0) - size * 0.5 * series * np.exp(-0.5 * size**2)).astype(np.float32)
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    """What is positive of x."""
+    return np.maximum(x, 0)
+
+
+def relu2(x: np.ndarray) -> np.ndarray:
+    """The square of what is positive of x (So et al., Primer, 2021)."""
+    return np.square(np.maximum(x, 0))
+
+
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu, "relu": relu, "relu2": relu2}
 
 
 def gated(gate: np.ndarray, up: np.ndarray, activation: str | ClampedSwiGLU) -> np.ndarray:

@@ -24,8 +24,11 @@ class Family:
     Attributes:
         qkv_bias, o_bias: True, False, or None = as the config's `attention_bias` says.
         qkv_bias_field: what says otherwise where `qkv_bias` is not None.
-        qk_norm: "" none, "head" one per head width, "full" over all heads, "config" = head if `use_qk_norm`.
-        norms: the layer's norms of width d.
+        qk_norm: "" none, "head" one per head width, "full" over all heads, "config" = head if `use_qk_norm`, "each" =
+            one of each head if so, "apart" = the same, in tensors of their own.
+        norms: the layer's norms of width d. norm_bias: they have biases, as has the last.
+        plain_mlp: no gates. positions: a table of learned ones. head_bias: of the output matrix.
+        transposed: matrices of layers are kept (in, out).
         fused_qkv, fused_gate_up: stored as one matrix.
         experts: how routed experts are stored: "" none, "mlp" (mlp.experts.N.gate_proj), "block" (Mixtral's w1..w3),
             "stacked" (one tensor for all, with biases: gpt-oss). "gemma4": the family is listed by `gemma4.py`.
@@ -36,6 +39,11 @@ class Family:
         tied, head_dim, window_every: defaults of the config class, where public configs leave the key out. A layer is
             full if (index + 1) % window_every == 0, else a window (`linear` attention for the hybrid families).
         defaults: what the config class in transformers takes for further fields that config.json leaves out.
+        shared_norm: with `use_parallel_residual` attention and MLP share the first norm.
+        inner: intermediate_size, in widths of the model, where config.json leaves it out.
+        unread: fields that the config class has no use for.
+        fields: (a field as Llama's config.json calls it, its name in this family's).
+        names: (a part of a tensor's name as a Llama's folder has it, what stands there instead).
     """
 
     qkv_bias: bool | None = None
@@ -55,12 +63,32 @@ class Family:
     head_dim: int | None = None
     window_every: int = 0
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    norm_bias: bool = False
+    plain_mlp: bool = False
+    positions: bool = False
+    head_bias: bool = False
+    transposed: bool = False
+    shared_norm: bool = False
+    inner: int = 0
+    unread: tuple[str, ...] = ()
+    fields: tuple[tuple[str, str], ...] = ()
+    names: tuple[tuple[str, str], ...] = ()
+
+    def named(self, name: str) -> str:
+        """A tensor of a Llama's folder, as this family's call it."""
+        for ours, theirs in self.names:
+            name = name.replace(ours, theirs)
+        return name
 
     def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """A config's fields with those that it leaves out; null stays null."""
         own: dict[str, Any] = {"tie_word_embeddings": True} if self.tied else {}
         own |= {"head_dim": self.head_dim} if self.head_dim else {}
-        return own | dict(self.defaults) | dict(values)
+        renamed = {ours: values[theirs] for ours, theirs in self.fields if theirs in values}
+        whole = own | dict(self.defaults) | dict(values) | renamed | dict.fromkeys(self.unread)
+        if self.inner and whole.get("intermediate_size") is None and isinstance(whole.get("hidden_size"), int):
+            whole["intermediate_size"] = self.inner * whole["hidden_size"]
+        return whole
 
 
 QWEN = {
@@ -78,6 +106,15 @@ GEMMA_2 = GEMMA | {
 GEMMA_3 = GEMMA | {
     "vocab_size": 262208, "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
 }  # fmt: skip
+WHOLE_HEADS = ("head_dim", "num_key_value_heads")
+BIASED = {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-5}
+EPS = ("rms_norm_eps", "layer_norm_eps")
+COHERE = {"logit_scale": 0.0625, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
+GLM = {
+    "attention_bias": True, "head_dim": 128, "num_key_value_heads": 2, "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1.5625e-07, "max_position_embeddings": 131072,
+}  # fmt: skip
+LAYERNORMS = (("self_attn.q_norm", "self_attn.q_layernorm"), ("self_attn.k_norm", "self_attn.k_layernorm"))
 DEEPSEEK_V3 = Family(experts="mlp", shared="sum", router_bias=True)
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(),
@@ -87,7 +124,80 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "ministral": Family(qkv_bias=False, o_bias=False),
     "mixtral": Family(qkv_bias=False, o_bias=False, experts="block"),
-    "smollm3": Family(tied=True),
+    "smollm3": Family(
+        tied=True,
+        defaults={"num_key_value_heads": 4, "max_position_embeddings": 32768, "use_sliding_window": False},
+    ),
+    "starcoder2": Family(
+        tied=True, norm_bias=True, plain_mlp=True,
+        defaults=BIASED | {
+            "num_key_value_heads": 2, "max_position_embeddings": 4096, "hidden_act": "gelu_pytorch_tanh",
+        },
+        fields=(("rms_norm_eps", "norm_epsilon"), ("attention_bias", "use_bias"), ("mlp_bias", "use_bias")),
+        names=(("mlp.up_proj", "mlp.c_fc"), ("mlp.down_proj", "mlp.c_proj")),
+    ),
+    "gpt2": Family(
+        tied=True, norm_bias=True, plain_mlp=True, positions=True, transposed=True, fused_qkv=True, inner=4,
+        unread=WHOLE_HEADS,
+        defaults=BIASED | {"max_position_embeddings": 1024, "hidden_act": "gelu_new"},
+        fields=(
+            ("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head"),
+            ("max_position_embeddings", "n_positions"), ("intermediate_size", "n_inner"),
+            ("hidden_act", "activation_function"), ("rms_norm_eps", "layer_norm_epsilon"),
+        ),
+        names=(
+            ("model.layers.", "transformer.h."), ("model.embed_tokens", "transformer.wte"),
+            ("model.embed_positions", "transformer.wpe"), ("model.norm", "transformer.ln_f"),
+            ("input_layernorm", "ln_1"), ("post_attention_layernorm", "ln_2"), ("self_attn.qkv_proj", "attn.c_attn"),
+            ("self_attn.o_proj", "attn.c_proj"), ("mlp.up_proj", "mlp.c_fc"), ("mlp.down_proj", "mlp.c_proj"),
+        ),
+    ),
+    "gpt_neox": Family(
+        norm_bias=True, plain_mlp=True, fused_qkv=True, unread=WHOLE_HEADS,
+        defaults=BIASED | {
+            "max_position_embeddings": 2048, "hidden_act": "gelu", "partial_rotary_factor": 0.25,
+            "use_parallel_residual": True,
+        },
+        fields=(EPS, ("partial_rotary_factor", "rotary_pct"), ("rope_theta", "rotary_emb_base")),
+        names=(
+            ("model.layers.", "gpt_neox.layers."), ("model.embed_tokens", "gpt_neox.embed_in"),
+            ("model.norm", "gpt_neox.final_layer_norm"), ("lm_head", "embed_out"),
+            ("self_attn.qkv_proj", "attention.query_key_value"), ("self_attn.o_proj", "attention.dense"),
+            ("mlp.up_proj", "mlp.dense_h_to_4h"), ("mlp.down_proj", "mlp.dense_4h_to_h"),
+        ),
+    ),
+    "phi": Family(
+        norms=NORMS_2[:1], norm_bias=True, plain_mlp=True, head_bias=True, qk_norm="config",
+        defaults=BIASED | {
+            "max_position_embeddings": 2048, "hidden_act": "gelu_new", "partial_rotary_factor": 0.5,
+        },
+        fields=(EPS, ("use_qk_norm", "qk_layernorm")),
+        names=(
+            ("self_attn.o_proj", "self_attn.dense"), ("mlp.up_proj", "mlp.fc1"), ("mlp.down_proj", "mlp.fc2"),
+            ("model.norm", "model.final_layernorm"), *LAYERNORMS,
+        ),
+    ),
+    "stablelm": Family(
+        o_bias=False, norm_bias=True, shared_norm=True, qk_norm="apart", unread=WHOLE_HEADS[:1],
+        defaults={
+            "num_key_value_heads": 32, "max_position_embeddings": 4096, "partial_rotary_factor": 0.25,
+            "rms_norm_eps": 1e-5,
+        },
+        fields=(EPS, ("attention_bias", "use_qkv_bias"), ("use_qk_norm", "qk_layernorm")), names=LAYERNORMS,
+    ),
+    "cohere": Family(
+        norms=NORMS_2[:1], tied=True, qk_norm="each", defaults=COHERE | {"rope_theta": 500000.0}, fields=(EPS,)
+    ),
+    "cohere2": Family(
+        norms=NORMS_2[:1], tied=True, window_every=4, defaults=COHERE | {"sliding_window": 4096}, fields=(EPS,)
+    ),
+    "nemotron": Family(
+        norm_bias=True, plain_mlp=True,
+        defaults={
+            "max_position_embeddings": 4096, "hidden_act": "relu2", "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5,
+        },
+        fields=(("rms_norm_eps", "norm_eps"),),
+    ),
     "granite": Family(),
     "olmoe": Family(qk_norm="full", experts="mlp"),
     "olmo2": Family(qk_norm="full", norms=("post_attention_layernorm", "post_feedforward_layernorm")),
@@ -107,10 +217,16 @@ FAMILIES: Mapping[str, Family] = {
         norms=NORMS_4, qk_norm="head", tied=True, head_dim=256, window_every=6, defaults=GEMMA_3
     ),
     "gemma4_text": Family(tied=True, head_dim=256, experts="gemma4"),
-    "phi3": Family(qkv_bias=False, o_bias=False, fused_qkv=True, fused_gate_up=True),
-    "glm": Family(o_bias=False, fused_gate_up=True),
+    "phi3": Family(
+        qkv_bias=False, o_bias=False, fused_qkv=True, fused_gate_up=True,
+        defaults={
+            "max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+        },
+    ),
+    "glm": Family(o_bias=False, fused_gate_up=True, defaults=GLM),
     "glm4": Family(
-        o_bias=False, fused_gate_up=True, norms=(*NORMS_2, "post_self_attn_layernorm", "post_mlp_layernorm")
+        o_bias=False, fused_gate_up=True, norms=(*NORMS_2, "post_self_attn_layernorm", "post_mlp_layernorm"),
+        defaults=GLM,
     ),
     "glm4_moe": Family(o_bias=False, qk_norm="config", experts="mlp", shared="sum", router_bias=True),
     "glm4_moe_lite": DEEPSEEK_V3,

@@ -17,7 +17,7 @@ from headway.shape.model import ByPart, KVGroup, ModelShape, MoE
 
 NORMS = ("_norm", "output_norm", "rope_freqs", "sinks")
 # Where a file with windows does not say which layers have them: each but every so many; other archs: all.
-WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}
+WINDOW_EVERY = {"cohere2": 4, "gemma2": 2, "gemma3": 6, "gpt-oss": 2}
 
 
 def shape_from_gguf(
@@ -71,6 +71,8 @@ def part_of(name: str) -> str:
         return "embed"
     if name.startswith("output."):
         return "head"
+    if name.startswith("position_embd."):
+        return "gathered"
     if any(part in name for part in NORMS):
         return "norm"
     if "_shexp" in name:

@@ -56,15 +56,28 @@ def dims(family: Family, fields: Fields) -> Dims:
 
 def inventory(family: Family, fields: Fields, kinds: list[str], sparse: list[bool]) -> Iterator[Tensor]:
     """All tensors. `kinds`: attention of each layer ("full", "window", "latent", "linear"); `sparse`: has experts."""
+    for tensor in _inventory(family, fields, kinds, sparse):
+        flipped = family.transposed and ".layers." in tensor.name
+        shape = tensor.shape[::-1] if flipped else tensor.shape
+        yield tensor._replace(name=family.named(tensor.name), shape=shape)
+
+
+def _inventory(family: Family, fields: Fields, kinds: list[str], sparse: list[bool]) -> Iterator[Tensor]:
+    """The same, named as a Llama's and with matrices (out, in)."""
     size = dims(family, fields)
     yield Tensor("model.embed_tokens.weight", (size.vocab, size.d), "embed")
+    if family.positions:
+        yield Tensor("model.embed_positions.weight", (fields.size("max_position_embeddings"), size.d), "gathered")
     if not size.tied:
         yield Tensor("lm_head.weight", (size.vocab, size.d), "head")
-    yield Tensor("model.norm.weight", (size.d,), "norm")
+    if family.head_bias:
+        yield Tensor("lm_head.bias", (size.vocab,), "head")
+    yield from _norm("model.norm", size.d, family.norm_bias)
+    shared = family.shared_norm and fields.flag("use_parallel_residual")
     for layer in range(size.layers):
         prefix = f"model.layers.{layer}."
-        for norm in family.norms:
-            yield Tensor(f"{prefix}{norm}.weight", (size.d,), "norm")
+        for norm in family.norms[: 1 if shared else None]:
+            yield from _norm(prefix + norm, size.d, family.norm_bias)
         if kinds[layer] == "linear":
             yield from _linear_attention(family, fields, size, prefix + "linear_attn.")
         elif kinds[layer] == "latent":
@@ -75,7 +88,14 @@ def inventory(family: Family, fields: Fields, kinds: list[str], sparse: list[boo
             yield from _experts(family, fields, size, prefix)
         else:
             bias = fields.flag("mlp_bias")
-            yield from _mlp(prefix + "mlp.", size.d, size.ffn, "mlp", family.fused_gate_up, bias)
+            gates = "" if family.plain_mlp else "fused" if family.fused_gate_up else "gate"
+            yield from _mlp(prefix + "mlp.", size.d, size.ffn, "mlp", gates, bias)
+
+
+def _norm(name: str, width: int, bias: bool) -> Iterator[Tensor]:
+    yield Tensor(f"{name}.weight", (width,), "norm")
+    if bias:
+        yield Tensor(f"{name}.bias", (width,), "norm")
 
 
 def _linear(name: str, rows: int, columns: int, part: str, bias: bool = False) -> Iterator[Tensor]:
@@ -98,13 +118,17 @@ def _attention(family: Family, fields: Fields, size: Dims, at: str) -> Iterator[
         yield from _linear(at + "v_proj", kv, size.d, "attention", qkv_bias)
     yield from _linear(at + "o_proj", size.d, q, "attention", o_bias)
     style = family.qk_norm
-    if style == "config":
-        style = "head" if fields.flag("use_qk_norm") else ""
-    if style == "full" and not fields.flag("use_qk_norm", True):
+    if style and not fields.flag("use_qk_norm", style in ("head", "full")):
         style = ""
-    if style:
-        yield Tensor(at + "q_norm.weight", (q if style == "full" else size.head,), "norm")
-        yield Tensor(at + "k_norm.weight", (kv if style == "full" else size.head,), "norm")
+    for name, heads in (("q_norm", size.heads), ("k_norm", size.kv_heads)) if style else ():
+        if style == "full":
+            yield Tensor(f"{at}{name}.weight", (heads * size.head,), "norm")
+        elif style == "each":
+            yield Tensor(f"{at}{name}.weight", (heads, size.head), "norm")
+        elif style == "apart":
+            yield from (Tensor(f"{at}{name}.norms.{head}.weight", (size.head,), "norm") for head in range(heads))
+        else:
+            yield from _norm(at + name, size.head, family.norm_bias)
     if family.sinks:
         yield Tensor(at + "sinks", (size.heads,), "norm")
 
@@ -152,11 +176,13 @@ def _linear_attention(family: Family, fields: Fields, size: Dims, at: str) -> It
     yield from _linear(at + "out_proj", size.d, values, "attention")
 
 
-def _mlp(at: str, d: int, ffn: int, part: str, fused: bool = False, bias: bool = False) -> Iterator[Tensor]:
-    if fused:
+def _mlp(at: str, d: int, ffn: int, part: str, gates: str = "gate", bias: bool = False) -> Iterator[Tensor]:
+    """gates: "gate" a matrix of their own, "fused" one with what they gate, "" none."""
+    if gates == "fused":
         yield from _linear(at + "gate_up_proj", 2 * ffn, d, part, bias)
     else:
-        yield from _linear(at + "gate_proj", ffn, d, part, bias)
+        if gates:
+            yield from _linear(at + "gate_proj", ffn, d, part, bias)
         yield from _linear(at + "up_proj", ffn, d, part, bias)
     yield from _linear(at + "down_proj", d, ffn, part, bias)
 

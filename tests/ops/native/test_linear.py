@@ -163,7 +163,7 @@ def test_a_row_is_the_same_bits_alone_in_any_batch_and_on_any_number_of_threads(
 
 
 @pytest.mark.parametrize("kernel", kernels())
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "relu"])
 def test_gated_mlp(kernel: str, activation: str) -> None:
     backend = NativeBackend(threads=2, kernels=kernel)
     gate, up, down = random(100, 48, seed=1), random(100, 48, seed=2), random(48, 100, seed=3)
@@ -177,6 +177,29 @@ def test_gated_mlp(kernel: str, activation: str) -> None:
     got = run(backend, x, lambda ops, h: ops.gated_mlp(h, *prepared, activation, None, *given))
     hidden = ACTIVATIONS[activation]((x @ gate.T + biases[0]).astype(np.float64)) * (x @ up.T + biases[1])
     np.testing.assert_allclose(got, hidden @ down.T + biases[2], rtol=1e-4, atol=2e-3)
+
+
+@pytest.mark.parametrize("kernel", kernels())
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "relu", "relu2"])
+def test_an_activation_alone(kernel: str, activation: str) -> None:
+    backend, x = NativeBackend(threads=2, kernels=kernel), random(9, 133) * np.float32(4)
+    with np.errstate(all="ignore"):
+        expected = ACTIVATIONS[activation](x)
+    got = run(backend, x, lambda ops, h: ops.activate(h, activation))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("kernel", kernels())
+def test_layer_norm_of_rows_and_of_their_parts(kernel: str) -> None:
+    backend, x = NativeBackend(threads=2, kernels=kernel), random(7, 60) * np.float32(5) + np.float32(3)
+    weight, bias = random(60, seed=1), random(60, seed=2)
+    for parts, w, b in ((1, weight, bias), (1, weight, None), (4, weight, None), (4, weight[:15], bias[:15])):
+        given = [None if v is None else backend.prepare(vector(v)) for v in (w, b)]
+        got = run(backend, x, lambda ops, h, parts=parts, given=given: ops.layer_norm(h, *given, 1e-3, parts))
+        cut = x.astype(np.float64).reshape(7, parts, -1)
+        cut = (cut - cut.mean(-1, keepdims=True)) / np.sqrt(cut.var(-1, keepdims=True) + 1e-3)
+        expected = cut * w.reshape(-1, cut.shape[-1]) + (0 if b is None else b.reshape(-1, cut.shape[-1]))
+        np.testing.assert_allclose(got, expected.reshape(7, 60), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernel", kernels())

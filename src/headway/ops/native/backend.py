@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _TARGETS = {"stored": 0, "int8": 128, "int4": 32}  # and the default group
 TILE, FLOAT = 32, 4  # outputs of a tile of a packed matrix; bytes
-_WIDE = ("embed", "head")  # parts that stay at 8 bits: errors here reach the logits
+_WIDE = ("embed", "head", "gathered")  # parts that stay at 8 bits: errors here reach the logits
 
 
 @dataclass(frozen=True)
@@ -296,11 +296,14 @@ class NativeOps:
         self._module = module
         self._program = program
 
-    def embed(self, table: Prepared, scale: float = 1.0) -> Handle:
-        return Handle(self._program.embed(table, scale))
+    def embed(self, table: Prepared, scale: float = 1.0, positions: Prepared | None = None) -> Handle:
+        return Handle(self._program.embed(table, scale, positions))
 
     def rms_norm(self, x: Handle, weight: Prepared, eps: float, residual: Handle | None = None) -> Handle:
         return Handle(self._program.rms_norm(x.number, weight, eps, _number(residual)))
+
+    def layer_norm(self, x: Handle, weight: Prepared, bias: Prepared | None, eps: float, parts: int = 1) -> Handle:
+        return Handle(self._program.layer_norm(x.number, weight, bias, eps, parts))
 
     def linear(
         self, x: Handle, weight: Prepared, bias: Prepared | None = None, residual: Handle | None = None
@@ -334,6 +337,9 @@ class NativeOps:
         kind = getattr(self._module.Activation, activation)
         biases = (gate_bias, up_bias, down_bias)
         return Handle(self._program.gated_mlp(x.number, gate, up, down, kind, _number(residual), *biases))
+
+    def activate(self, x: Handle, activation: str) -> Handle:
+        return Handle(self._program.gated(x.number, -1, getattr(self._module.Activation, activation)))
 
     def gated(self, gate: Handle, up: Handle, activation: str) -> Handle:
         return Handle(self._program.gated(gate.number, up.number, getattr(self._module.Activation, activation)))
@@ -388,8 +394,10 @@ class NativeOps:
     def logit_rows(self, x: Handle) -> Handle:
         return Handle(self._program.logit_rows(x.number))
 
-    def logits(self, x: Handle, head: Prepared, scale: float = 1.0, softcap: float = 0.0) -> Handle:
-        return Handle(self._program.logits(x.number, head, scale, softcap))
+    def logits(
+        self, x: Handle, head: Prepared, scale: float = 1.0, softcap: float = 0.0, bias: Prepared | None = None
+    ) -> Handle:
+        return Handle(self._program.logits(x.number, head, scale, softcap, bias))
 
     def all_reduce(self, x: Handle) -> Handle:
         return x

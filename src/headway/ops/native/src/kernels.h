@@ -78,7 +78,7 @@ struct Partial {
   float* values;   // [rows][value_width]
 };
 
-enum class Activation { silu, gelu_tanh };
+enum class Activation { silu, gelu_tanh, gelu, relu, relu2 };
 
 // What a draw's noise depends on besides the token id (see headway/sampling/noise.py).
 struct NoiseKey {
@@ -100,9 +100,11 @@ struct Kernels {
   void (*to_bf16)(const float* x, int begin, int end, Activations& a, int row);
 
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
+  // The same of x less its mean; then the bias is added, if there is one.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int n, float* out);
   // out = acc * unit + bias + residual; bias and residual may be null.
   void (*finish)(const float* acc, float unit, const float* bias, const float* residual, int n, float* out);
-  // out = activation(gate * gate_unit) * (up * up_unit)
+  // out = activation(gate * gate_unit) * (up * up_unit); without an up, of the activation alone.
   void (*gate)(Activation kind, const float* gate, float gate_unit, const float* up, float up_unit, int n, float* out);
   // g = min(gate * gate_unit, limit), u = up * up_unit within [-limit, limit]: out = g * sigmoid(alpha * g) * (u + 1)
   void (*clamped_gate)(const float* gate, float gate_unit, const float* up, float up_unit, float alpha, float limit, int n, float* out);

@@ -86,6 +86,18 @@ void rms_norm(const float* x, const float* weight, float eps, int n, float* out)
   }
 }
 
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int n, float* out) {
+  Simd::F sum = Simd::zero();
+  for (int i = 0; i < n; i += Simd::W) sum = Simd::add(sum, load_part(x + i, n - i));
+  const Simd::F mean = Simd::set1(Simd::sum(sum) / (float)n);
+  for (int i = 0; i < n; i += Simd::W) store_part(out + i, Simd::sub(load_part(x + i, n - i), mean), n - i);
+  rms_norm(out, weight, eps, n, out);
+  if (!bias) return;
+  for (int i = 0; i < n; i += Simd::W) {
+    store_part(out + i, Simd::add(load_part(out + i, n - i), load_part(bias + i, n - i)), n - i);
+  }
+}
+
 struct Scale {
   float factor;  // x = factor * q; NaN for a group with an infinity or NaN
   int32_t step;  // of small groups, see HALF_STEP
@@ -159,18 +171,40 @@ void finish(const float* acc, float unit, const float* bias, const float* residu
   }
 }
 
-void gate(Activation kind, const float* gate, float gate_unit, const float* up, float up_unit, int n, float* out) {
+// x times the share of the normal distribution below x, whose tail is e^(-x^2/2) times a polynomial of t within 8e-8
+// (Abramowitz and Stegun 7.1.26).
+HW_INLINE Simd::F gelu(Simd::F x) {
+  const Simd::F one = Simd::set1(1.0f), size = Simd::max(Simd::sub(Simd::zero(), x), x);
+  const Simd::F t = Simd::div(one, Simd::fma(size, Simd::set1(0.3275911f * 0.70710678f), one));
+  Simd::F p = Simd::set1(1.061405429f / 2);
+  p = Simd::fma(p, t, Simd::set1(-1.453152027f / 2));
+  p = Simd::fma(p, t, Simd::set1(1.421413741f / 2));
+  p = Simd::fma(p, t, Simd::set1(-0.284496736f / 2));
+  p = Simd::fma(p, t, Simd::set1(0.254829592f / 2));
+  const Simd::F tail = Simd::mul(Simd::mul(p, t), exponential(Simd::mul(Simd::mul(size, size), Simd::set1(-0.5f))));
+  return Simd::sub(Simd::max(Simd::zero(), x), Simd::mul(size, tail));
+}
+
+HW_INLINE Simd::F activated(Activation kind, Simd::F x) {
   const Simd::F one = Simd::set1(1.0f);
+  if (kind == Activation::gelu) return gelu(x);
+  if (kind == Activation::relu || kind == Activation::relu2) {
+    const Simd::F positive = Simd::max(Simd::zero(), x);
+    return kind == Activation::relu ? positive : Simd::mul(positive, positive);
+  }
+  Simd::F minus = Simd::sub(Simd::zero(), x);
+  if (kind == Activation::gelu_tanh) {  // (1 + tanh y) / 2 = 1 / (1 + e^-2y), y = sqrt(2/pi) (x + 0.044715 x^3)
+    const Simd::F inner = Simd::fma(Simd::mul(x, x), Simd::set1(0.044715f), one);
+    minus = Simd::mul(Simd::mul(minus, inner), Simd::set1(1.5957691216f));
+  }
+  return Simd::div(x, Simd::add(one, exponential(minus)));
+}
+
+void gate(Activation kind, const float* gate, float gate_unit, const float* up, float up_unit, int n, float* out) {
   for (int i = 0; i < n; i += Simd::W) {
-    const Simd::F g = Simd::mul(load_part(gate + i, n - i), Simd::set1(gate_unit));
-    const Simd::F u = Simd::mul(load_part(up + i, n - i), Simd::set1(up_unit));
-    Simd::F minus = Simd::sub(Simd::zero(), g);
-    if (kind == Activation::gelu_tanh) {  // (1 + tanh y) / 2 = 1 / (1 + e^-2y), y = sqrt(2/pi) (g + 0.044715 g^3)
-      const Simd::F inner = Simd::fma(Simd::mul(g, g), Simd::set1(0.044715f), one);
-      minus = Simd::mul(Simd::mul(minus, inner), Simd::set1(1.5957691216f));
-    }
-    const Simd::F activated = Simd::div(g, Simd::add(one, exponential(minus)));
-    store_part(out + i, Simd::mul(activated, u), n - i);
+    Simd::F x = activated(kind, Simd::mul(load_part(gate + i, n - i), Simd::set1(gate_unit)));
+    if (up) x = Simd::mul(x, Simd::mul(load_part(up + i, n - i), Simd::set1(up_unit)));
+    store_part(out + i, x, n - i);
   }
 }
 

@@ -191,7 +191,8 @@ NB_MODULE(_native, m) {
       .def("probe_bandwidth", &probe_bandwidth, "bytes"_a, "rounds"_a)
       .def("probe_compute", &probe_compute, "kind"_a, "seconds"_a);
 
-  nb::enum_<Activation>(m, "Activation").value("silu", Activation::silu).value("gelu_tanh", Activation::gelu_tanh);
+  nb::enum_<Activation>(m, "Activation").value("silu", Activation::silu).value("gelu_tanh", Activation::gelu_tanh)
+      .value("gelu", Activation::gelu).value("relu", Activation::relu).value("relu2", Activation::relu2);
 
   nb::class_<AdapterSlots>(m, "AdapterSlots")
       .def(nb::init<int, int, int, int>(), "out"_a, "inputs"_a, "count"_a, "most_rank"_a)
@@ -204,7 +205,7 @@ NB_MODULE(_native, m) {
 
   nb::class_<Program>(m, "Program")
       .def(nb::init<std::shared_ptr<Engine>>())
-      .def("embed", &Program::embed)
+      .def("embed", &Program::embed, "table"_a, "scale"_a, "positions"_a.none())
       .def("rms_norm", &Program::rms_norm)
       .def("linear", &Program::linear, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a)
       .def("rope_and_cache", &Program::rope_and_cache)
@@ -212,6 +213,7 @@ NB_MODULE(_native, m) {
       .def("gated_mlp", &Program::gated_mlp, "x"_a, "gate"_a, "up"_a, "down"_a, "activation"_a, "residual"_a,
            "gate_bias"_a.none(), "up_bias"_a.none(), "down_bias"_a.none())
       .def("add_low_rank", &Program::add_low_rank)
+      .def("layer_norm", &Program::layer_norm, "x"_a, "weight"_a, "bias"_a.none(), "eps"_a, "parts"_a)
       .def("gated", &Program::gated)
       .def(
           "experts",
@@ -232,7 +234,7 @@ NB_MODULE(_native, m) {
                                              {std::move(inv_freq), interleaved, magnitude}, eps);
            })
       .def("logit_rows", &Program::logit_rows)
-      .def("logits", &Program::logits)
+      .def("logits", &Program::logits, "x"_a, "head"_a, "scale"_a, "softcap"_a, "bias"_a.none())
       .def("finish", &Program::finish)
       .def("step_bytes", &Program::step_bytes, "tokens"_a, "rows"_a, "logit_rows"_a, "cached"_a)
       .def("run", &run)

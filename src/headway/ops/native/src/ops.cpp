@@ -7,10 +7,15 @@ namespace headway {
 void EmbedOp::run(Step& step, Worker& worker) const {
   const int width = table->in;
   float* rows = step.floats(out);
+  worker.scratch->grow(width * sizeof(float));
   step.share_runs(worker, step.batch.tokens, [&](int t) {
     float* row = rows + (size_t)t * width;
     table->unpack_row(step.batch.ids[t], row);
     if (scale != 1) step.engine.kernels.cap(row, scale, 0, width);
+    if (!positions) return;
+    float* position = worker.scratch->as<float>();
+    positions->unpack_row(step.batch.positions[t], position);
+    step.engine.kernels.finish(row, 1, position, nullptr, width, row);
   });
 }
 
@@ -18,13 +23,20 @@ void NormOp::run(Step& step, Worker& worker) const {
   const Value& value = step.values[out];
   const float* in = step.floats(x);
   const bool keep = value.forms & FLOATS;
+  const int part = value.width / parts;
   float* kept = step.floats(out);
   const float* added = residual < 0 ? nullptr : step.floats(residual);
   if (!keep) worker.scratch->grow(value.width * sizeof(float));
   step.share_runs(worker, step.rows(out), [&](int row) {
     float* to = keep ? kept + (size_t)row * value.width : worker.scratch->as<float>();
-    for (int at = 0; at < value.width; at += weight->width()) {
-      step.engine.kernels.rms_norm(in + (size_t)row * value.width + at, weight->data(), eps, weight->width(), to + at);
+    for (int at = 0; at < value.width; at += part) {
+      const float* from = in + (size_t)row * value.width + at;
+      const auto of = [&](const Vector& v) { return v ? v->data() + (v->width() == part ? 0 : at) : nullptr; };
+      if (centred) {
+        step.engine.kernels.layer_norm(from, of(weight), of(bias), eps, part, to + at);
+      } else {
+        step.engine.kernels.rms_norm(from, of(weight), eps, part, to + at);
+      }
     }
     if (added) step.engine.kernels.finish(to, 1, nullptr, added + (size_t)row * value.width, value.width, to);
     step.convert(out, row, to, 0, value.width, value.forms);

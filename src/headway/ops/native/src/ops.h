@@ -15,17 +15,19 @@ void rotate(const float* x, const float* angles, int pairs, bool interleaved, in
 void write_key(const Cache& c, size_t chunk, int slot, const float* key, int width);
 
 struct EmbedOp : Op {
-  Weights table;
+  Weights table, positions;  // positions null = none
   float scale;
   int out;
   const char* name() const override { return "embed"; }
   void run(Step& step, Worker& worker) const override;
 };
 
-// Of whole rows, or of each part of a row that is as wide as the weight; then the residual is added.
+// Of each of the equal parts of a row; then the residual is added. Weight and bias are as wide as a part, or as a row.
 struct NormOp : Op {
-  int x, out, residual;  // residual -1 = none
-  Vector weight;
+  int x, out, residual = -1;  // residual -1 = none
+  int parts;
+  bool centred = false;  // a layer norm
+  Vector weight, bias;   // bias null = none
   float eps;
   const char* name() const override { return "norm"; }
   bool makes_forms() const override { return true; }

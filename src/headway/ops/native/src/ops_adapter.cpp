@@ -73,10 +73,10 @@ int Program::add_low_rank(int y, int x, std::shared_ptr<const AdapterSlots> slot
 }
 
 int Program::gated(int gate, int up, Activation activation) {
-  const Value in = values_.at(gate), other = values_.at(up);
+  const Value in = values_.at(gate), other = values_.at(up < 0 ? gate : up);
   if (in.width != other.width || in.per_token != other.per_token) throw std::invalid_argument("gated: the shapes differ");
   use(gate, FLOATS);
-  use(up, FLOATS);
+  if (up >= 0) use(up, FLOATS);
   auto op = std::make_unique<GateOp>();
   op->gate = gate;
   op->up = up;
@@ -149,13 +149,13 @@ void AdapterOp::run(Step& step, Worker& worker) const {
 void GateOp::run(Step& step, Worker& worker) const {
   const Value& value = step.values[out];
   const int groups = (int)ceil_div(value.width, LARGEST_GROUP);
-  const float *gates = step.floats(gate), *ups = step.floats(up);
+  const float *gates = step.floats(gate), *ups = up < 0 ? nullptr : step.floats(up);
   worker.scratch->grow(LARGEST_GROUP * sizeof(float));
   step.share_runs(worker, step.rows(out) * groups, [&](int task) {
     const int row = task / groups, begin = task % groups * LARGEST_GROUP, end = (int)least(begin + LARGEST_GROUP, value.width);
     const size_t at = (size_t)row * value.width + begin;
     float* to = value.forms & FLOATS ? step.floats(out) + at : worker.scratch->as<float>();
-    step.engine.kernels.gate(activation, gates + at, 1, ups + at, 1, end - begin, to);
+    step.engine.kernels.gate(activation, gates + at, 1, ups ? ups + at : nullptr, 1, end - begin, to);
     step.convert(out, row, to, begin, end, value.forms);
   });
 }

@@ -109,10 +109,13 @@ void Program::use(int number, unsigned forms) {
   push(std::move(op), {number});
 }
 
-int Program::embed(Weights table, float scale) {
+int Program::embed(Weights table, float scale, Weights positions) {
+  need(!positions || positions->in == table->in, "embed: the positions are not as wide as the table");
+  if (positions) most_positions_ = std::min(most_positions_, positions->out);
   auto op = std::make_unique<EmbedOp>();
   vocab_ = vocab_ == 0 ? table->out : std::min(vocab_, table->out);
   op->table = table;
+  op->positions = positions;
   op->scale = scale;
   const int out = op->out = make(true, table->in);
   values_[out].forms = FLOATS;
@@ -132,10 +135,30 @@ int Program::rms_norm(int x, Vector weight, float eps, int residual) {
   auto op = std::make_unique<NormOp>();
   op->x = x;
   op->residual = residual;
+  op->parts = in.width / weight->width();
   op->weight = weight;
   op->eps = eps;
   const int out = op->out = make(in.per_token, in.width);
   push(std::move(op), {x, residual});
+  return out;
+}
+
+int Program::layer_norm(int x, Vector weight, Vector bias, float eps, int parts) {
+  const Value in = values_.at(x);
+  need(parts > 0 && in.width % parts == 0, "layer_norm: a row is not a whole number of parts");
+  for (const Vector& v : {weight, bias}) {
+    need(!v || v->width() == in.width || v->width() == in.width / parts, "layer_norm: a vector is no wide as a part nor as a row");
+  }
+  use(x, FLOATS);
+  auto op = std::make_unique<NormOp>();
+  op->x = x;
+  op->parts = parts;
+  op->centred = true;
+  op->weight = weight;
+  op->bias = bias;
+  op->eps = eps;
+  const int out = op->out = make(in.per_token, in.width);
+  push(std::move(op), {x});
   return out;
 }
 
@@ -172,10 +195,10 @@ int Program::add_linear(int x, Weights weight, Vector bias, int residual, float 
 
 int Program::linear(int x, Weights weight, Vector bias, int residual) { return add_linear(x, weight, bias, residual, 0, 0); }
 
-int Program::logits(int x, Weights head, float scale, float softcap) {
+int Program::logits(int x, Weights head, float scale, float softcap, Vector bias) {
   need(!values_.at(x).per_token, "logits: the input must be logit rows");
   need(scale != 0, "logits: the scale must not be 0");
-  return add_linear(x, head, nullptr, -1, scale, softcap);
+  return add_linear(x, head, bias, -1, scale, softcap);
 }
 
 int Program::gated_mlp(int x, Weights gate, Weights up, Weights down, Activation activation, int residual, Vector gate_bias,
@@ -310,7 +333,10 @@ void Program::check(const BatchView& batch) const {
   need(result_ >= 0, "the program is not finished");
   need(batch.groups.size() == engine_->groups.size(), "the batch has another number of cache groups than the cache");
   need(batch.query_start[0] == 0 && batch.query_start[batch.rows] == batch.tokens, "query_start must run from 0 to the number of tokens");
-  for (int t = 0; t < batch.tokens; ++t) need(batch.ids[t] >= 0 && batch.ids[t] < vocab_, "a token id is outside the vocabulary");
+  for (int t = 0; t < batch.tokens; ++t) {
+    need(batch.ids[t] >= 0 && batch.ids[t] < vocab_, "a token id is outside the vocabulary");
+    need(batch.positions[t] < most_positions_, "a position has no embedding");
+  }
   for (int r = 0; r < batch.rows; ++r) need(batch.adapter[r] >= 0 && batch.adapter[r] <= adapters_, "a row's adapter is none of the program's");
   for (int r = 0; r < batch.logit_rows; ++r) {
     need(batch.logit_index[r] >= 0 && batch.logit_index[r] < batch.tokens, "logit_index points outside the tokens");

@@ -5,6 +5,7 @@
 //   Step      what changes from step to step, and where each value lies during it
 #pragma once
 
+#include <climits>
 #include <iterator>
 #include <memory>
 #include <stdexcept>
@@ -236,7 +237,7 @@ class Program {
   ~Program();
 
   // Building. Each returns the number of the value it makes; widths are checked. Throw std::invalid_argument.
-  int embed(Weights table, float scale);
+  int embed(Weights table, float scale, Weights positions);  // positions may be null
   int rms_norm(int x, Vector weight, float eps, int residual);
   int linear(int x, Weights weight, Vector bias, int residual);  // residual -1 = none
   int rope_and_cache(int q, int k, int v, int layer, const std::vector<float>& inv_freq, bool interleaved, float magnitude);
@@ -245,14 +246,15 @@ class Program {
                 Vector up_bias, Vector down_bias);
   // y, the output of a linear layer of x, with what the rows' adapters add.
   int add_low_rank(int y, int x, std::shared_ptr<const AdapterSlots> slots);
-  int gated(int gate, int up, Activation activation);
+  int layer_norm(int x, Vector weight, Vector bias, float eps, int parts);  // bias may be null
+  int gated(int gate, int up, Activation activation);  // up -1 = none
   int experts(int x, Weights router, Weights gate, Weights up, Weights down, const Routing& routing, Activation activation,
               float alpha, float limit, const ExpertBiases& biases, int residual);
   int sigmoid_gate(int x, int gate, int residual);
   int latent_attention(int q, int latent, Vector norm, Weights key_up, Weights value_up, int layer, float scale,
                        const RopeTable& rope, float eps);
   int logit_rows(int x);
-  int logits(int x, Weights head, float scale, float softcap);
+  int logits(int x, Weights head, float scale, float softcap, Vector bias);
   void finish(int result);
 
   // Run one step -> the result's rows and summary, valid until the next.
@@ -290,7 +292,7 @@ class Program {
   std::vector<Router> routed_;
   std::unique_ptr<Routed> slots_;
   std::vector<int> touched_;
-  int vocab_ = 0;
+  int vocab_ = 0, most_positions_ = INT_MAX;
   int result_ = -1;
   std::vector<Buffer> scratch_;  // per worker
   Buffer partials_;

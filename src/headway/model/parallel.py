@@ -1,0 +1,25 @@
+"""Layers whose attention and MLP read the same x, through one norm or each its own (Wang and Komatsuzaki, 2021)."""
+
+from __future__ import annotations
+
+from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp, norm, normed_qk, projections
+from headway.model.config import DecoderConfig
+from headway.ops.protocol import Forward, Ops, Tensor
+
+
+def build(config: DecoderConfig, weights: Weights) -> Forward:
+    """The forward pass over prepared weights by role."""
+    layers = by_layer(weights, config.layers)
+
+    def forward(ops: Ops) -> Tensor:
+        x = embed(ops, weights, config)
+        for layer, w in enumerate(layers):
+            h = norm(ops, x, w, "attention_norm", config)
+            q, k, v = projections(ops, h, w)
+            if "q_norm" in w:
+                q, k = normed_qk(ops, q, k, w, config)
+            attended = attend(ops, q, k, v, w, layer, config, config.rope_of(layer), residual=x)
+            x = mlp(ops, norm(ops, x, w, "mlp_norm", config) if "mlp_norm" in w else h, w, config, residual=attended)
+        return logits(ops, x, weights, config)
+
+    return forward
