@@ -133,20 +133,6 @@ def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:
         resolve(tmp_path / "missing.gguf")
 
 
-def test_a_hub_id_is_looked_up_in_the_local_cache_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    with pytest.raises(
-        BadInput, match="'org/name': there is no such file or folder, and no such model in the Hugging Face cache"
-    ):
-        resolve("org/name")
-    model = tmp_path / "hub" / "models--org--name"
-    (model / "snapshots" / "abc").mkdir(parents=True)
-    (model / "refs").mkdir()
-    (model / "refs" / "main").write_text("abc\n")
-    assert resolve("org/name") == model / "snapshots" / "abc"
-
-
 def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("HEADWAY_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

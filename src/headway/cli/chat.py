@@ -67,9 +67,13 @@ def chat(
         Conversation(model, _remote(client, {"model": model, **given}), start, stats).run()
         return
     with fetching() as progress:
-        info = describe(engine.model or DEFAULT_MODEL, progress)
+        info = describe(engine.model or DEFAULT_MODEL, progress, engine.chat_template)
     if info.tokenizer.chat_template is None:
-        raise BadInput("MODEL", f"{info.name} has no chat template; complete texts with `headway generate --prompt`")
+        raise BadInput(
+            "MODEL",
+            f"{info.name} has no chat template; complete texts with `headway generate --prompt`, or name one with "
+            "--chat-template FILE",
+        )
     with load_model(engine) as llm:
         Conversation(lora or info.name, _local(llm, llm.params(**given), lora), start, stats, llm.engine.memory).run()
 

@@ -29,7 +29,7 @@ def serve(engine: EngineOptions, server: ServeOptions) -> None:
 
     logs.configure(server.log_level, server.access_log)
     with fetching() as progress:
-        info = describe(engine.model or DEFAULT_MODEL, progress)
+        info = describe(engine.model or DEFAULT_MODEL, progress, engine.chat_template)
     engine = msgspec.structs.replace(engine, model=str(info.path))
     served = Served(
         model=server.served_model_name or info.name,

@@ -228,7 +228,8 @@ def build_engine(
             f"with {options.block_size}, attention sums in an order of its own; --deterministic accepts {accepted}",
         )
     free = free_memory()
-    opened = open_model(DEFAULT_MODEL if options.model is None else options.model, progress)
+    source = DEFAULT_MODEL if options.model is None else options.model
+    opened = open_model(source, progress, options.chat_template)
     tokenizer = Tokenizer(opened.info.tokenizer)
     room = AdapterLimits(options.lora_room, options.max_lora_rank) if options.lora_room else None
     model = opened.prepare(backend, free, tokenizer.vocab_size, room)

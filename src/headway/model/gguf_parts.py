@@ -39,6 +39,15 @@ def model_name(path: Path) -> str:
     return part["name"] if part else path.stem
 
 
+def parts_named(path: Path) -> list[Path]:
+    """All parts of the model, by the name of one; itself if its name is not that of a part."""
+    part = _PART.fullmatch(path.stem)
+    if part is None:
+        return [path]
+    name, count = part["name"], part["count"]
+    return [path.with_name(f"{name}-{number:05}-of-{count}.gguf") for number in range(1, int(count) + 1)]
+
+
 def read_model(path: Path) -> GGUFFile:
     """Read the headers of all parts of the model that a file belongs to, and map the tensors.
 
@@ -69,7 +78,7 @@ def _joined(
     named = _PART.fullmatch(path.stem)
     if named is None or int(named["count"]) != count:
         raise ModelFileError(f"{path} is a part of {count}; parts must be called NAME-00001-of-{count:05}.gguf")
-    parts = [path.with_name(f"{named['name']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    parts = parts_named(path)
     if missing := [part.name + interrupted(part) for part in parts if not part.is_file()]:
         raise ModelFileError(f"{path} is a part of {count}; missing beside it: {', '.join(missing[:3])}")
     whole: dict[str, Tensor] = {}

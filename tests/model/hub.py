@@ -1,0 +1,101 @@
+"""A server on the loopback interface that speaks a Hugging Face hub's routes for files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub:
+    """What it serves, and what it was asked for.
+
+    Attributes:
+        repos: repository -> file -> bytes.
+        gated: repositories that want the token "secret".
+        asked: (method, path, Range) of each request.
+        cut: file -> bytes after which its connection breaks, once.
+        endpoint: its address.
+    """
+
+    def __init__(self) -> None:
+        self.repos: dict[str, dict[str, bytes]] = {}
+        self.gated: set[str] = set()
+        self.asked: list[tuple[str, str, str | None]] = []
+        self.cut: dict[str, int] = {}
+        self.endpoint = ""
+
+    def fetched(self) -> list[str]:
+        """Files that were asked for, in order."""
+        return [path.rpartition("/")[2] for method, path, _ in self.asked if method == "GET" and "/resolve/" in path]
+
+
+@contextmanager
+def serving(hub: Hub) -> Iterator[Hub]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:
+            self._answer(b"")
+
+        def do_GET(self) -> None:
+            self._answer(None)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+        def _answer(self, body: bytes | None) -> None:
+            hub.asked.append((self.command, self.path, self.headers.get("Range")))
+            parts = self.path.partition("?")[0].strip("/").split("/")
+            api = parts[:2] == ["api", "models"]
+            repo = "/".join(parts[2:4] if api else parts[:2])
+            if repo not in hub.repos:
+                return self._refuse(404, "RepoNotFound")
+            if repo in hub.gated and self.headers.get("Authorization") != "Bearer secret":
+                return self._refuse(403 if api else 401, "GatedRepo")
+            revision = parts[5] if api else parts[3]
+            if revision not in ("main", "v1", COMMIT):
+                return self._refuse(404, "RevisionNotFound")
+            if api:
+                files = [{"rfilename": name, "size": len(data)} for name, data in hub.repos[repo].items()]
+                answer = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": files, "private": False, "tags": []}
+                return self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+            name = "/".join(parts[4:])
+            data = hub.repos[repo].get(name)
+            if data is None:
+                return self._refuse(404, "EntryNotFound")
+            start = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
+            end = len(data) if self.command == "HEAD" else hub.cut.pop(name, len(data))
+            headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+            if start:
+                headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            self._send(206 if start else 200, data[start:], headers, end - start)
+
+        def _refuse(self, status: int, code: str) -> None:
+            self._send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code})
+
+        def _send(self, status: int, body: bytes, headers: dict[str, str], most: int | None = None) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body[:most])
+                self.close_connection = most is not None and most < len(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
