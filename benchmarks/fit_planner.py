@@ -30,12 +30,27 @@ from headway.roofline.loop import Columns, Fleet, Loop
 from planner_report import report
 
 # Scale of the residuals the likelihood expects; smaller trusts the runs more and the priors less.
-SIGMA = {"tpot": 0.07, "ttft": 0.25}
+SIGMA = {"tpot": 0.07, "ttft": 0.35}
 TAILS = 4.0  # degrees of freedom of the Student-t: runs far off lose their vote
-LEVEL_SPREAD = 0.2  # prior spread of a level's offset, for a constant whose common offset has 0.3
+LEVEL_SPREAD = 0.12  # prior spread of a level's offset, for a constant whose common offset has 0.3
 RECIPE_SPREAD = 0.4
 STEPS, ENOUGH = 120, 1e-3  # most steps of a fit; a step that gains less than this share of the cost is the last
 STEP = 1e-4  # of the finite differences
+WITHIN = 0.78  # share of runs that a range is to hold
+TAILS_OUT = (
+    0.12,
+    0.11,
+    0.1,
+    0.09,
+    0.08,
+    0.065,
+    0.05,
+    0.04,
+    0.03,
+    0.02,
+    0.01,
+    0.0,
+)  # shares of the residuals left out at either end
 FEW = 40  # runs: a class with fewer takes the range of its kind
 DOCUMENT = Path(__file__).parents[1] / "docs" / "accuracy-planner.md"
 
@@ -258,23 +273,28 @@ class LeftOut(msgspec.Struct, frozen=True):
         """log(measured / predicted)."""
         return np.log(self.measured[metric] / self.predicted[metric])
 
-    def range(self, metric: str, name: str, rows: np.ndarray | None = None) -> tuple[float, float]:
-        """10th and 90th percentiles of one class's residuals, among `rows`; of all classes' where it has too few."""
+    def range(self, metric: str, name: str, tail: float, rows: np.ndarray | None = None) -> tuple[float, float]:
+        """All but `tail` at either end of one class's residuals, among `rows`; of all classes' where it has too few."""
         allowed = np.ones(len(self.classes), bool) if rows is None else rows
         mine = allowed & np.array([one == name for one in self.classes])
-        low, high = np.quantile(self.residual(metric)[mine if mine.sum() >= FEW else allowed], (0.1, 0.9))
+        low, high = np.quantile(self.residual(metric)[mine if mine.sum() >= FEW else allowed], (tail, 1 - tail))
         return float(low), float(high)
 
-    def held(self, metric: str) -> np.ndarray:
+    def held(self, metric: str, tail: float) -> np.ndarray:
         """Was each run in the range that the other folds' residuals give?"""
         residual, folds = self.residual(metric), np.array([hash(fold) for fold in self.folds])
         inside = np.zeros(len(residual), bool)
         for fold in set(folds):
-            ranges = {name: self.range(metric, name, folds != fold) for name in set(self.classes)}
+            ranges = {name: self.range(metric, name, tail, folds != fold) for name in set(self.classes)}
             for row in np.flatnonzero(folds == fold):
                 low, high = ranges[self.classes[row]]
                 inside[row] = low <= residual[row] <= high
         return inside
+
+    def tail(self, metric: str) -> float:
+        """The share to leave out at either end so that ranges hold `WITHIN` of a fold that was not looked at. Runs of
+        one fold err alike: 10 % of so few folds' runs are too many, for another fold lies beyond."""
+        return next((tail for tail in TAILS_OUT if self.held(metric, tail).mean() >= WITHIN), TAILS_OUT[-1])
 
 
 def spreads(validated: Mapping[str, Sequence[LeftOut]]) -> dict[str, dict[str, tuple[float, float]]]:
@@ -283,11 +303,12 @@ def spreads(validated: Mapping[str, Sequence[LeftOut]]) -> dict[str, dict[str, t
     table: dict[str, dict[str, tuple[float, float]]] = {metric: {} for metric in METRICS}
     for metric in METRICS:
         for kind, several in validated.items():
+            tails = {one.new: one.tail(metric) for one in several}
             for load in LOADS:
                 low = high = 0.0
                 for one in several:
                     name = f"{kind}{load}: {one.new}"
-                    found = one.range(metric, name)
+                    found = one.range(metric, name, tails[one.new])
                     wide = min(found[0], low), max(found[1], high)
                     if one.new in (FITTED, "group"):
                         low, high = wide

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from headway.core.errors import BadInput
-from headway.plan.recipes import Recipe, narrowed, recipes
-from headway.roofline.deployment import Deployment
+from headway.plan.recipes import Described, Recipe, highest_load, narrowed, recipes
+from headway.roofline.deployment import Deployment, Pool
 from headway.roofline.hardware import find_hardware
 from headway.shape.catalogue import find_model
 from headway.shape.formats import MEASURED
@@ -29,6 +29,7 @@ NARROW = 8  # GPUs of a decode worker with tensor-parallel attention
 CROWDED = 30.0  # requests per GPU of a decode worker from which operators choose data-parallel attention
 SPARSE = 8.0  # requests per GPU of a whole deployment below which its decode workers are several narrow ones
 WORKERS = {"trtllm": 4.0}  # decode workers where a disaggregated run does not say: recipes use several narrow ones
+BEYOND = 4  # times the highest load of any recipe of a run: what is said of more was not measured with it
 DECODING = (2 / 3, 1 / 2)  # share of a deployment's GPUs that decode: short prompts, prompts over 4 times the output
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 
@@ -85,13 +86,20 @@ def read_runs(path: Path) -> tuple[list[Run], list[Skipped]]:
         except BadInput as error:
             skipped.append(Skipped(*where, reason=str(error)))
         else:
-            runs.append(Run(*where, deployment=deployment, tpot=tpot, ttft=ttft, doubt=_doubt(row)))
+            runs.append(Run(*where, deployment=deployment, tpot=tpot, ttft=ttft, doubt=_doubt(row, deployment)))
     return runs, skipped
 
 
-def _doubt(row: dict[str, str]) -> str:
-    """A batch size is the most a replica may hold, not what it held: without a concurrency the load is not known."""
-    return "" if _CONCURRENCY.search(row["silicon_data_source"]) else "the row does not say its concurrency"
+def _doubt(row: dict[str, str], deployment: Deployment) -> str:
+    """A batch size is the most a replica may hold, not what it held: without a concurrency the load is not known. Nor
+    is it where the public recipes of the same run never went near the one given."""
+    concurrency = _CONCURRENCY.search(row["silicon_data_source"])
+    if concurrency is None:
+        return "the row does not say its concurrency"
+    most = 0 if deployment.disaggregated else highest_load(_described(row, deployment))
+    if most and int(concurrency[1]) > BEYOND * most:
+        return f"the row says {concurrency[1]} requests in flight; public recipes of this run go to {most}"
+    return ""
 
 
 def _number(row: dict[str, str], name: str, default: float) -> float:
@@ -113,15 +121,6 @@ def _positive(row: dict[str, str], name: str) -> float:
     return value
 
 
-class Pool(msgspec.Struct, frozen=True):
-    """Equal replicas that share a load: GPUs, data-parallel attention and expert-parallel groups of one; how many."""
-
-    gpus: int
-    attention_dp: int
-    expert_parallel: int
-    workers: float = 1.0
-
-
 def deployment_of(row: dict[str, str]) -> Deployment:
     """What a row deployed. Raises BadInput, naming the column, for what cannot be read or is not catalogued."""
     shape = find_model(row["model_path"], "model_path")
@@ -136,7 +135,7 @@ def deployment_of(row: dict[str, str]) -> Deployment:
     blank = Deployment(
         shape, hardware, engine, 1.0, _positive(row, "isl") * scale, _positive(row, "osl") * scale,
         version=(row.get("backend_version") or "").strip(), precision=precision,
-        cache_bytes=_cache_bytes(precision, engine, hardware.name, own), disaggregated=apart,
+        cache_bytes=_cache_bytes(precision, engine, hardware.name, own), prefill=Pool() if apart else None,
     )  # fmt: skip
     load = _load(row, apart)
     found = [] if own else _recipes(row, blank)
@@ -146,11 +145,20 @@ def deployment_of(row: dict[str, str]) -> Deployment:
         pool = Pool(gpus, gpus if data_parallel else 1, experts, workers)
     else:
         pool = _decode_pool(row, blank, load) if apart else _pool(row, "", blank)
+    prompts = {recipe.prefill for recipe in found if apart}
     if not found:  # only these exports mix runs with and without drafts
         drafts = {0, -1} if shape.family == "deepseek_v3" and source.startswith("source_file=20") else {0}
     return msgspec.structs.replace(
         blank, gpus=pool.gpus, attention_dp=pool.attention_dp, expert_parallel=pool.expert_parallel,
         concurrency=max(1.0, load / pool.workers), drafts=drafts.pop() if len(drafts) == 1 else None,
+        workers=pool.workers, prefill=_prefill_pool(row, blank, pool, prompts) if apart else None,
+    )  # fmt: skip
+
+
+def _described(row: dict[str, str], deployment: Deployment) -> Described:
+    return Described(
+        deployment.shape.name, deployment.hardware.name, deployment.engine, deployment.precision,
+        int(_positive(row, "isl")), int(_positive(row, "osl")), deployment.disaggregated,
     )  # fmt: skip
 
 
@@ -159,12 +167,11 @@ def _recipes(row: dict[str, str], blank: Deployment) -> list[Recipe]:
     concurrency = _CONCURRENCY.search(row["silicon_data_source"])
     if concurrency is None:
         return []
-    found = recipes(
-        blank.shape.name, blank.hardware.name, blank.engine, blank.precision, int(_positive(row, "isl")),
-        int(_positive(row, "osl")), int(concurrency[1]), blank.disaggregated,
-    )  # fmt: skip
+    found = recipes(_described(row, blank), int(concurrency[1]))
     side = "decode_" if blank.disaggregated else ""
     pool, whole = _pool(row, side, blank), int(_number(row, f"{side}tp_size", 1))
+    if not blank.disaggregated:  # its GPUs are what the row says for sure
+        found = [recipe for recipe in found if recipe.gpus == pool.gpus]
     workers = int(_number(row, "decode_num_workers", 0.0))
     return narrowed(
         found, blank.version, lambda one: one.gpus == pool.gpus, lambda one: one.total == whole,
@@ -232,6 +239,17 @@ def _decode_pool(row: dict[str, str], blank: Deployment, load: float) -> Pool:
     if pool.attention_dp == 1 and load / pool.gpus >= CROWDED:
         pool = msgspec.structs.replace(pool, attention_dp=pool.gpus)
     return msgspec.structs.replace(pool, workers=1.0 if pool.attention_dp > 1 else usual)
+
+
+def _prefill_pool(row: dict[str, str], blank: Deployment, decode: Pool, found: set[tuple[int, int, int, bool]]) -> Pool:
+    """The prefill workers of a disaggregated run: of its recipes, or its own; else so many of the
+    usual size that they are never what limits."""
+    if len(found) == 1:
+        count, gpus, experts, data_parallel = found.pop()
+        return Pool(gpus, gpus if data_parallel else 1, experts, count)
+    if workers := _number(row, "prefill_num_workers", 0.0):
+        return msgspec.structs.replace(_pool(row, "prefill_", blank), workers=workers)
+    return Pool(min(decode.gpus, NARROW), workers=float("inf"))
 
 
 def _smallest(blank: Deployment) -> int:

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from headway.roofline.collectives import AllReduce
-from headway.roofline.constants import IDEAL, family, resolve
+from headway.roofline.constants import family, resolve
 from headway.roofline.deployment import Deployment
-from headway.roofline.loop import PARTS, Columns, Fleet, Loop, StepTimes, constants
+from headway.roofline.loop import PARTS, Columns, Fleet, Loop, constants
 from headway.roofline.step import Efficiency
 
 FILE = Path(__file__).with_name("calibration.json")
@@ -94,7 +94,7 @@ class Calibration(msgspec.Struct, frozen=True):
         reasons = [self.outside(deployment) for deployment in deployments]
         reasons = [doubt or reason for doubt, reason in zip(doubts or [""] * len(reasons), reasons, strict=True)]
         fleet = Fleet.of(deployments)
-        bounds = Loop(fleet, StepTimes(fleet), IDEAL).solve()
+        bounds = Loop.bound(fleet).solve()
         loop = Loop.calibrated(fleet, resolve(self.offsets, deployments))
         found = loop.solve()
         found |= loop.parts(found)

@@ -46,8 +46,8 @@ LEVELS: dict[str, Callable[[Deployment], str | None]] = {
     "engine": lambda d: d.engine,
     "family": lambda d: family(d.hardware.name),
     "engine_family": lambda d: f"{d.engine} {family(d.hardware.name)}",
-    "precision": lambda d: d.precision,
-    "precision_family": lambda d: f"{d.precision} {family(d.hardware.name)}",
+    "precision": lambda d: d.measured,
+    "precision_family": lambda d: f"{d.measured} {family(d.hardware.name)}",
     "attention": _attention,
     "recipe": _recipe,
     "mode": lambda d: "disaggregated" if d.disaggregated else "aggregated",
@@ -92,12 +92,14 @@ CONSTANTS = (
     Constant("link", "share of link bandwidth in all-reduce", 0.5, 0.3, _BOTH, "share"),
     Constant("hop", "seconds of an all-reduce, latency", 6e-6, 0.4, _BOTH),
     Constant("hop_growth", "growth of that latency per doubling of GPUs", 0.3, 0.5),
+    Constant("node_hop", "that latency between nodes, over that inside one", 4.0, 0.5),
     Constant("layer", "seconds per layer and step: launches and gaps", 32e-6, 0.2, (*_BOTH, "attention")),
     Constant("moe_layer", "seconds more per mixture layer: routing, grouping", 20e-6, 0.6, _EACH),
     Constant("step", "seconds per step on the host", 150e-6, 0.3, _ENGINE),
     Constant("row", "seconds per sequence and step on the host", 5e-6, 0.7, _ENGINE),
     Constant("eager", "seconds per layer to launch a step with prompt tokens", 100e-6, 0.7, _ENGINE),
     Constant("interference", "prompt tokens beside a decode step, over c * prompt / output", 0.95, 0.1, _ENGINE),
+    Constant("prompting", "time of a prompt over that of its steps by themselves", 1.3, 0.4, _ENGINE),
     Constant("mixing", "odds that prompt pieces share a step with decodes", 1.0, 1.0, _ENGINE),
     Constant("overlap", "of reading or arithmetic, hidden behind the other where both are equal",
              0.75, 0.2, scale="share"),
@@ -122,7 +124,7 @@ FIRST_TOKEN = (
 ALL = CONSTANTS + FIRST_TOKEN
 # Of a bound: no interference beyond what cannot overlap, and nothing besides the own prompt.
 IDEAL = {
-    "interference": 0.0, "mixing": 1e9, "acceptance": 1.0 - 1e-9, "draft": 0.0, "speculation": 0.0,
+    "prompting": 1.0, "interference": 0.0, "mixing": 1e9, "acceptance": 1.0 - 1e-9, "draft": 0.0, "speculation": 0.0,
     "prompt_extra": 0.0, "queue": 0.0, "burst": 0.0, "admission": 0.0, "front": 0.0, "front_row": 0.0,
 }  # fmt: skip
 
@@ -138,7 +140,7 @@ def typical(constant: Constant, deployments: Sequence[Deployment]) -> np.ndarray
     value = constant.typical
     if isinstance(value, float):
         return np.full(len(deployments), value)
-    return np.array([value[deployment.precision] for deployment in deployments])
+    return np.array([value[deployment.measured] for deployment in deployments])
 
 
 def resolve(offsets: Offsets, deployments: Sequence[Deployment]) -> dict[str, np.ndarray]:

@@ -7,8 +7,19 @@ import msgspec
 from headway.roofline.hardware import Hardware
 from headway.roofline.memory import MemoryPlan, replica_memory
 from headway.roofline.work import Layout
-from headway.shape.formats import FORMATS
+from headway.shape.formats import FORMATS, MEASURED, known_format
 from headway.shape.model import ModelShape, kv_bytes, store_as
+
+CHUNK = 8192.0  # prompt tokens per step: the default budget of all three engines on the devices measured
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """Equal replicas that share a load: GPUs, data-parallel attention and expert-parallel groups of one; how many."""
+
+    gpus: int = 1
+    attention_dp: int = 1
+    expert_parallel: int = 1
+    workers: float = 1.0
 
 
 class Deployment(msgspec.Struct, frozen=True):
@@ -23,7 +34,9 @@ class Deployment(msgspec.Struct, frozen=True):
         expert_parallel: groups the experts are dealt to.
         concurrency: requests in flight on this replica.
         prompt, output: mean tokens per request.
-        disaggregated: prompts are computed on other GPUs, as many; `gpus` and `concurrency` are of one decode worker.
+        workers: replicas like this one that share the prefill pool; `gpus` and `concurrency` are of one.
+        prefill: where prompts are computed; None = here, beside the decodes.
+        cached: leading tokens of a prompt that the prefix cache has. chunk: prompt tokens of a step.
         drafts: tokens drafted per step; None where runs with and without drafts are mixed and not told apart.
     """
 
@@ -39,12 +52,38 @@ class Deployment(msgspec.Struct, frozen=True):
     gpus: int = 1
     attention_dp: int = 1
     expert_parallel: int = 1
-    disaggregated: bool = False
+    workers: float = 1.0
+    prefill: Pool | None = None
+    cached: float = 0.0
+    chunk: float = CHUNK
     drafts: int | None = 0
 
     @property
     def kind(self) -> str:
         return "moe" if self.shape.is_moe else "dense"
+
+    @property
+    def measured(self) -> str:
+        """The number format with measured runs that is closest: int4 for other packed formats below 8 bits, 16 bits for
+        the rest, which multiply in 16 bits too."""
+        format = known_format(self.precision)
+        if format is None:
+            return "bf16"
+        return format.measured or ("int4" if format.width < 0.9 else "bf16")
+
+    @property
+    def disaggregated(self) -> bool:
+        return self.prefill is not None
+
+    @property
+    def prompts(self) -> Deployment:
+        """The replica that computes the prompts."""
+        if self.prefill is None:
+            return self
+        return msgspec.structs.replace(
+            self, gpus=self.prefill.gpus, attention_dp=self.prefill.attention_dp,
+            expert_parallel=self.prefill.expert_parallel, prefill=None,
+        )  # fmt: skip
 
     @property
     def attention_tp(self) -> int:
@@ -53,8 +92,11 @@ class Deployment(msgspec.Struct, frozen=True):
 
     @property
     def stored(self) -> ModelShape:
-        """The model in the formats it is served in: 4-bit mixtures keep all but their routed experts in 16 bits."""
-        packed = store_as(self.shape, weight_format(self)).with_kv_bytes(self.cache_bytes)
+        """The model in the formats it is served in: 4-bit mixtures keep all but their routed experts in 16 bits, files
+        of other formats what they have."""
+        format = weight_format(self)
+        as_is = format == self.shape.weight_format and self.precision not in MEASURED
+        packed = (self.shape if as_is else store_as(self.shape, format)).with_kv_bytes(self.cache_bytes)
         if not experts_only(self):
             return packed
         wide = store_as(self.shape, "bf16").stored
@@ -94,4 +136,6 @@ def weight_format(deployment: Deployment) -> str:
 
 def experts_only(deployment: Deployment) -> bool:
     """Are only the routed experts quantised?"""
-    return deployment.shape.is_moe and FORMATS[weight_format(deployment)].width < 1.0
+    return (
+        deployment.shape.is_moe and deployment.precision in MEASURED and FORMATS[weight_format(deployment)].width < 1.0
+    )

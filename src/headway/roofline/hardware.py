@@ -21,6 +21,9 @@ GIB = float(1 << 30)
 UTILISATION = round(1e9 / GIB, 2)  # of a GPU's memory, what engines plan with; recipes of measured runs: 0.90-0.95
 
 
+NETWORK = 50e9  # bytes/s per device between nodes: one 400 Gbit/s port each
+
+
 class Link(msgspec.Struct, frozen=True):
     """Links between the devices of one scale-up group: `bandwidth` bytes/s per device and direction, `group` devices.
     `peer`: bytes/s to any one peer, where the group is a mesh without a switch."""
@@ -74,6 +77,18 @@ class Hardware(msgspec.Struct, frozen=True):
         """C_HBM, what one device has for weights, activations and caches, in every mode and for every verb. An "80 GB"
         GPU has 80 GiB of chips; what engines plan with of them are the label's 80e9 bytes."""
         return self.memory if self.visible is None else self.visible * UTILISATION
+
+    def crosses_nodes(self, gpus: int) -> bool:
+        """Do so many devices need more than one scale-up group?"""
+        return self.link is not None and gpus > self.link.group
+
+    def reach(self, gpus: int) -> float:
+        """Bytes/s in one direction that one of `gpus` devices sends to the others; infinite without catalogued links.
+        Between groups every device has a port of its own, and a reduction uses those of its group at once."""
+        if self.link is None:
+            return float("inf")
+        across = self.link.group * NETWORK if self.crosses_nodes(gpus) else float("inf")
+        return min(self.link.bandwidth, across)
 
     def peak(self, math: str) -> float | None:
         """pi in a number format, None if the catalogue has no figure. fp16 runs at the bf16 rate on all of these."""
