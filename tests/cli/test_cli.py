@@ -44,6 +44,9 @@ def test_every_verb_explains_itself(verb: str) -> None:
     ("args", "sentence"),
     [
         (["bogus"], "'bogus' is not a verb; choose from demo"),
+        (["generate", "--max-tokens", "few"], "--max-tokens: 'few'; accepted: a whole number"),
+        (["generate", "--prompt", "x", "--max-tokens", "0"], "--max-tokens: 0 is not"),
+        (["bench", "--rte", "1"], "--rte: no such option; did you mean --rate?"),
         (["generate"], "--prompt: give either --prompt TEXT or --input FILE"),
         (["generate", "--prompt", ""], "--prompt: is empty; give a text to continue"),
         (["generate", "--prompt", "x", "--temperature", "-1"], "temperature: -1.0 is not a number from 0"),

@@ -73,14 +73,14 @@ def _run(args: list[str]) -> int:
 
 
 def _run_verb(verb: str, args: list[str]) -> int:
+    from headway.cli.command import start
     from headway.core.errors import HeadwayError
 
     app = importlib.import_module(f"headway.cli.{verb}").app
     try:
-        app(args=args, prog_name=f"headway {verb}")
+        return start(app, args, f"headway {verb}")
     except HeadwayError as error:
         print(f"headway {verb}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    return 0

@@ -1,10 +1,55 @@
-"""The command line as it was typed, for reports that say how they were made."""
+"""A verb's command line: run as it was typed, refused in one sentence where it is wrong, written down for reports."""
 
 from __future__ import annotations
 
+import difflib
 import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import typer
+
+UsageError: Any = typer.BadParameter.__mro__[1]  # typer has click in it, or beside it, by its version
+ACCEPTED = {"int": "a whole number", "integer": "a whole number", "float": "a number", "boolean": "true or false"}
+
+
+class App(Protocol):
+    """What a verb's module calls `app`."""
+
+    def __call__(self, *, args: Sequence[str], prog_name: str, standalone_mode: bool) -> Any: ...
+
+
+def start(app: App, args: Sequence[str], name: str) -> int:
+    """Run a verb. -> its exit code; 2 after one sentence on stderr where its command line cannot be read."""
+    try:
+        code = app(args=args, prog_name=name, standalone_mode=False)
+    except UsageError as error:
+        command = error.ctx.command_path if error.ctx else name
+        print(f"{name}: {sentence(error)}; see `{command} --help`", file=sys.stderr)
+        return 2
+    except typer.Abort:
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def sentence(error: Any) -> str:
+    """What is wrong with a command line: the option, what was given, and what is accepted."""
+    if type(error).__name__ == "NoSuchOption":
+        near = difflib.get_close_matches(error.option_name, error.possibilities or (), 1)
+        return f"{error.option_name}: no such option" + (f"; did you mean {near[0]}?" if near else "")
+    if type(error).__name__ == "BadOptionUsage":
+        return f"{error.option_name}: " + ("it takes no value" if "not take" in error.message else "a value is missing")
+    parameter = getattr(error, "param", None)
+    if parameter is None:
+        hint = getattr(error, "param_hint", None)
+        message = error.message[0].lower() + error.message[1:].rstrip(".")
+        return f"{hint}: {message}" if hint else message
+    flag = max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.name.upper()
+    if type(error).__name__ == "MissingParameter":
+        return f"{flag}: missing"
+    given, found, kind = error.message.rstrip(".").partition(" is not a valid ")
+    return f"{flag}: {given}; accepted: {ACCEPTED[kind]}" if found and kind in ACCEPTED else f"{flag}: {error.message}"
 
 
 def command_line(typed: typer.Context) -> str:

@@ -98,10 +98,14 @@ def sampling(**given: Any) -> dict[str, Any]:
     Raises:
         BadInput: a value is out of range, which is said before a model is loaded.
     """
+    from headway.core.errors import BadInput
     from headway.core.request import SamplingParams
 
     stated = {name: value for name, value in given.items() if value is not None}
-    SamplingParams(**stated)
+    try:
+        SamplingParams(**stated)
+    except BadInput as error:
+        raise BadInput(f"--{error.field.replace('_', '-')}", str(error).removeprefix(f"{error.field}: ")) from None
     return stated
 
 

@@ -9,12 +9,11 @@ from headway.core.errors import BadInput
 
 NAMES = ("ttft", "tpot", "e2e")
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-DEFAULT_UNIT = "ms"
 _TARGET = re.compile(r"(\w+)\s*=\s*([0-9.]+(?:e-?[0-9]+)?)\s*(\w*)")
 
 
 def parse_slo(text: str, names: Sequence[str] = NAMES, field: str = "--slo") -> dict[str, float]:
-    """Seconds by name; a number without a unit is milliseconds. "" = no target.
+    """Seconds by name; every time has a unit. "" = no target.
 
     Args:
         names: targets that are accepted here.
@@ -25,10 +24,10 @@ def parse_slo(text: str, names: Sequence[str] = NAMES, field: str = "--slo") -> 
     targets: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _TARGET.fullmatch(part)
-        unit = UNITS.get((match[3] or DEFAULT_UNIT) if match else "")
+        unit = UNITS.get(match[3]) if match else None
         if match is None or unit is None or match[1] not in names:
             examples = ", ".join(f"{name}={time}" for name, time in zip(names, ("1s", "50ms", "20s"), strict=False))
-            raise BadInput(field, f"{part!r}; accepted: {examples} (units {', '.join(UNITS)}; none = {DEFAULT_UNIT})")
+            raise BadInput(field, f"{part!r}; accepted: {examples}, with a unit ({', '.join(UNITS)})")
         try:
             seconds = float(match[2]) * unit
         except ValueError:
