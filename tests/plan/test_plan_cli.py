@@ -30,16 +30,16 @@ from tests.report.pages import self_contained
 STEP = ["step", "--model", "llama-3.1-8b", "--hardware", "h100-sxm"]
 
 
-def plan(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Standard output of `headway plan ...`, which must succeed."""
+def plan(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
+    """Standard output of `headway plan ...`, which must end with `code`."""
     with pytest.raises(SystemExit) as stopped:
         main(["plan", *arguments])
-    assert stopped.value.code in (0, None)
+    assert (stopped.value.code or 0) == code
     return capsys.readouterr().out
 
 
-def answer(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(plan([*arguments, "--json"], capsys))
+def answer(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(plan([*arguments, "--json"], capsys, code))
     return found
 
 
@@ -72,7 +72,7 @@ def test_capacity(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(base, capsys)["batch"] == 119
     found = answer([*base, "--tpot-ms", "12"], capsys)
     assert (found["batch"], found["limited_by"]) == (44, "tpot-memory")
-    assert answer([*base, "--model", "llama-3.1-405b"], capsys)["limited_by"] == "nothing fits"
+    assert answer([*base, "--model", "llama-3.1-405b"], capsys, 1)["limited_by"] == "nothing fits"
     beacon = ["--model", "llama-3.1-405b", "--gpus", "8", "--precision", "fp8", "--kv", "fp8", "--context", "8192"]
     assert answer([*base, *beacon], capsys)["batch"] == pytest.approx(110, rel=0.02)
 
@@ -241,12 +241,52 @@ def test_every_answer_says_what_it_assumes(capsys: pytest.CaptureFixture[str]) -
 
 def test_what_does_not_fit_says_how_many_gpus_would_do(capsys: pytest.CaptureFixture[str]) -> None:
     large = ["--model", "llama-3.1-405b", "--hardware", "h100-sxm"]
-    found = answer(["capacity", *large], capsys)
+    found = answer(["capacity", *large], capsys, 1)
     assert found["gpus_needed"] == 16  # 812 GB of weights; 128 heads split in powers of two
     assert answer(["capacity", *large, "--gpus", "16"], capsys)["batch"] > 0
-    text = plan(["capacity", *large], capsys)
+    text = plan(["capacity", *large], capsys, 1)
     assert "needs 16 GPUs" in text and "-7" not in text
-    assert "needs 16 GPUs" in plan(["step", *large], capsys)
+    step = plan(["step", *large], capsys).splitlines()
+    assert step[2] == "does not fit: needs 16 GPUs", "before any figure"
+
+
+def test_contexts_that_the_model_was_not_made_for_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("step", "frontier", "capacity", "tp", "cost"):
+        notes = answer([verb, *STEP[1:], "--context", "200000"], capsys)["notes"]
+        assert "200,000 tokens are beyond the 131,072 the model was made for" in notes, verb
+    assert answer(["prefill", *STEP[1:], "--input-tokens", "131072"], capsys)["notes"] == []
+
+
+def test_levers_refilled_are_what_explain_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    many = ["--model", "llama-3.1-70b", "--hardware", "h100", "--gpus", "4"]
+    levers = answer(["levers", *many, "--input-tokens", "4096", "--output-tokens", "1"], capsys)["levers"]
+    filled = {row["name"]: row["filled"] for row in levers}
+    explained = answer(["explain", *many], capsys)["sensitivities"]
+    gains = {row["change"]: row["throughput"] for row in explained}
+    pairs = {"weights in fp8": "8-bit weights", "cache in 8 bits": "8-bit KV cache", "twice the GPUs": "twice the GPUs"}
+    for lever, change in pairs.items():
+        assert filled[lever] == pytest.approx(gains[change], rel=0.01)
+
+
+@pytest.mark.parametrize("verb", ["levers", "search", "audit"])
+def test_tables_fit_80_columns(
+    verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "claims.csv").write_text(
+        "gpu,model,quant,batch,tok_s_out\nRTX 4090,llama-3.1-8b,Q8_0,1,400\nRTX 4090,llama-3.1-70b,bf16,1,1\n"
+    )
+    arguments = {
+        "levers": STEP[1:], "search": [*STEP[1:], "--rate", "5"], "audit": [str(tmp_path / "claims.csv")],
+    }[verb]  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "80")
+    text = plan([verb, *arguments], capsys, int(verb == "audit"))
+    table = text.partition("\n\n")[2].partition("\n\n")[0].splitlines()
+    assert all(len(line) <= 80 for line in table)
+    if verb == "audit":
+        assert "2 claims, 2 could be checked, 1 is impossible as labelled" in text
+        assert "1 do not fit in the memory of their devices" in text
+    else:  # no row needs a second line: its figures stand on every line
+        assert all(any(letter.isdigit() for letter in line[30:]) for line in table[2:])
 
 
 def test_parts_of_a_step_that_are_nothing_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,6 +368,12 @@ BAD = {
     "model": (["step", "-m", "nothing", "--hardware", "h100"], "--model: 'nothing'"),
     "no model": (["step", "--hardware", "h100"], "--model: missing"),
     "batch": ([*STEP, "--batch", "-1"], "--batch: -1"),
+    "no number": ([*STEP, "--batch", "x"], "--batch: 'x'; accepted: a whole number"),
+    "no value": ([*STEP, "--batch"], "--batch: a value is missing"),
+    "misspelt": ([*STEP, "--contxt", "5"], "--contxt: no such option; did you mean --context?"),
+    "misspelt verb": (["leevers"], "'leevers' is not a verb; did you mean levers?"),
+    "no file": (["audit"], "FILE: missing"),
+    "slo": (["search", *STEP[1:], "--rate", "2", "--slo", "ttft=2"], "--slo: 'ttft=2'; accepted: ttft=1s, tpot=50ms"),
     "zero batch": ([*STEP, "--batch", "0"], "--batch: 0"),
     "context": ([*STEP, "--context", "-5"], "--context: -5"),
     "exact context": ([*STEP, "--context", "-5", "--mode", "exact"], "--context: -5"),

@@ -15,15 +15,15 @@ from headway.core.errors import BadInput
 from headway.plan import options
 from headway.plan.answers import Search
 from headway.plan.audit import audit, fewest_bytes, judge
-from headway.plan.estimates import constants
-from headway.plan.load import OpenLoop
+from headway.plan.estimates import served
+from headway.plan.load import curves, most
 from headway.plan.render import document
 from headway.plan.search import Wanted, search
 from headway.plan.traffic import Target, Traffic, from_trace
 from headway.report.document import Grid, write_page
+from headway.roofline.calibrate import calibration
 from headway.roofline.hardware import find_hardware
 from headway.roofline.profile import Profile, device_of
-from headway.roofline.step import StepTime
 from headway.shape.catalogue import find_model
 from tests.report.pages import self_contained
 
@@ -156,7 +156,7 @@ def test_commands_of_our_own_server_are_accepted_by_it(capsys: pytest.CaptureFix
     assert verb == "serve" and "/" in model
     with pytest.raises(SystemExit):
         main(["serve", "/nowhere", *flags])
-    assert "No such option" not in (error := capsys.readouterr().err) and "/nowhere" in error
+    assert "no such option" not in (error := capsys.readouterr().err) and "/nowhere" in error
 
 
 def test_latent_attention_is_also_tried_data_parallel() -> None:
@@ -168,18 +168,33 @@ def test_latent_attention_is_also_tried_data_parallel() -> None:
 
 
 def test_a_loaded_replica_obeys_little_and_slows_with_load() -> None:
-    replica = OpenLoop(StepTime(LLAMA, H100, efficiency=constants(LLAMA, H100, "vllm", "bf16", 1).efficiency))
+    replica = curves([served(LLAMA, H100, "vllm", "bf16", 1, 1, 2000, 400)])[0]
     loads = [replica.at(rate, TRAFFIC, TARGET) for rate in (0.5, 2, 4)]
     assert [load.mean_tpot for load in loads] == sorted(load.mean_tpot for load in loads)
     assert [load.ttft for load in loads] == sorted(load.ttft for load in loads)
     assert loads[1].batch == pytest.approx(max(1, 2 * 400 * loads[1].mean_tpot), rel=0.05)
-    assert replica.at(1000, TRAFFIC, TARGET).broken == ("throughput",)
+    assert {"tpot", "ttft", "throughput"} < set(replica.at(1000, TRAFFIC, TARGET).broken)
+
+
+def test_speed_is_the_estimates_at_as_many_in_flight() -> None:
+    deployment = served(LLAMA, H100, "vllm", "bf16", 1, 16, 2000, 400)
+    replica, target = curves([deployment])[0], Target()
+    estimate = calibration().predict(deployment).tpot
+    flying = next(
+        load for rate in (x / 100 for x in range(1, 2000)) if (load := replica.at(rate, TRAFFIC, target)).batch >= 15.5
+    )
+    assert estimate is not None and flying.mean_tpot == pytest.approx(estimate.p50, rel=0.1)
 
 
 def test_prefix_hits_let_a_replica_carry_more() -> None:
-    replica = OpenLoop(StepTime(LLAMA, H100, efficiency=constants(LLAMA, H100, "vllm", "bf16", 1).efficiency))
-    cold, _ = replica.most(TRAFFIC, TARGET)
-    warm, _ = replica.most(msgspec.structs.replace(TRAFFIC, cache_hit=0.8), TARGET)
+    cold, warm = (
+        most(lambda rate, one=one, traffic=traffic: one.at(rate, traffic, TARGET))[0]
+        for hit in (0.0, 0.8)
+        for traffic in [msgspec.structs.replace(TRAFFIC, cache_hit=hit)]
+        for one in curves([msgspec.structs.replace(
+            served(LLAMA, H100, "vllm", "bf16", 1, 1, 2000, 400), cached=2000.0 - traffic.fresh_tokens
+        )])
+    )  # fmt: skip
     assert warm > cold
 
 

@@ -6,6 +6,7 @@ A verb is a function of headway.plan: its parameters are the options, with the t
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import sys
@@ -19,20 +20,18 @@ from headway.cli.command import command_line
 
 
 class Verb(NamedTuple):
-    """A verb's function in headway.plan, its line of help, the field of the answer whose rows `--csv` writes, whether
-    it has a plot, and whether an answer without rows is a failure (exit code 1)."""
+    """A verb's function in headway.plan, its line of help, the field of the answer whose rows `--csv` writes, and
+    whether it has a plot."""
 
     function: str
     help: str
     rows: str = ""
     plot: bool = False
-    must_find: bool = False
 
 
 VERBS = {
-    "models": Verb("catalogue.models", "List the models known by name.", "models", must_find=True),
-    "hardware": Verb("catalogue.hardware", "List the devices known by name, with dated prices.", "devices",
-                     must_find=True),
+    "models": Verb("catalogue.models", "List the models known by name.", "models"),
+    "hardware": Verb("catalogue.hardware", "List the devices known by name, with dated prices.", "devices"),
     "step": Verb("steps.step", "One decode step: its seconds, what binds it, and its terms.", plot=True),
     "prefill": Verb("steps.prefill", "Prefill of one prompt: the part of TTFT that is not queueing."),
     "frontier": Verb("steps.frontier", "Interactivity against throughput as the batch grows.", "points", plot=True),
@@ -44,7 +43,7 @@ VERBS = {
     "explain": Verb("explain.explain", "Where a step's time goes, what binds it, and what would help.", plot=True),
     "estimate": Verb("estimates.estimate", "TTFT and TPOT of served requests with their range."),
     "search": Verb("options.find", "Rank deployments that carry this traffic within these targets, cheapest first.",
-                   "deployments", plot=True, must_find=True),
+                   "deployments", plot=True),
     "audit": Verb("audit.audit", "Flag speed claims that break physics.", "claims"),
     "score": Verb("score.score", "Hold estimates against measured runs: error, bias, coverage of the range."),
 }  # fmt: skip
@@ -107,19 +106,21 @@ OPTIONS = {  # parameter, of one verb alone as "verb parameter" -> (flags, help)
 }  # fmt: skip
 
 
-def app(args: Sequence[str], prog_name: str) -> None:
-    """Run one verb of `args`."""
+def app(args: Sequence[str], prog_name: str, standalone_mode: bool = True) -> Any:
+    """Run one verb of `args`, as typer's apps are run."""
     if not args or args[0] in ("-h", "--help"):
         width = max(map(len, VERBS))
         verbs = "\n".join(f"  {name:<{width}}  {verb.help}" for name, verb in VERBS.items())
         print(f"Usage: {prog_name} VERB [options]      ({prog_name} VERB --help for its options)\n\n{verbs}")
-        sys.exit(0 if args else 2)
+        return 0 if args else 2
     if args[0] not in VERBS:
-        print(f"{prog_name}: {args[0]!r} is not a verb; choose from {', '.join(VERBS)}", file=sys.stderr)
-        sys.exit(2)
+        near = difflib.get_close_matches(args[0], VERBS, 1)
+        wanted = f"did you mean {near[0]}?" if near else f"choose from {', '.join(VERBS)}"
+        print(f"{prog_name}: {args[0]!r} is not a verb; {wanted}", file=sys.stderr)
+        return 2
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     single.command(help=VERBS[args[0]].help)(command(args[0], VERBS[args[0]]))
-    single(args=args[1:], prog_name=f"{prog_name} {args[0]}")
+    return single(args=args[1:], prog_name=f"{prog_name} {args[0]}", standalone_mode=standalone_mode)
 
 
 def command(name: str, verb: Verb) -> Callable[..., None]:
@@ -144,7 +145,7 @@ def command(name: str, verb: Verb) -> Callable[..., None]:
             given["setup"] = Setup(**{key: given.pop(key) for key in shared})
         answer = function(**given)
         show(answer, json, verb.rows, paths, typed)
-        if verb.must_find and not getattr(answer, verb.rows):
+        if answer.failed:
             raise typer.Exit(1)
 
     parameters = [inspect.Parameter("typed", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]

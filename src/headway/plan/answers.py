@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from headway.roofline.calibrate import Range  # brings numpy, which a bound does not need
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The base of whatever a verb answers."""
+
+    @property
+    def failed(self) -> bool:
+        """Is the answer that there is none, or a claim refuted? The command then ends with exit code 1."""
+        return False
+
+
+class Answer(Verdict, frozen=True, kw_only=True):
     """What every answer about one replica says first.
 
     Attributes:
@@ -105,6 +114,10 @@ class Capacity(Answer, frozen=True, kw_only=True):
     gpus_needed: int | None = None
     seconds: float | None = None
     tokens_per_second: float | None = None
+
+    @property
+    def failed(self) -> bool:
+        return not self.batch
 
 
 class TensorParallel(Answer, frozen=True, kw_only=True):
@@ -227,7 +240,7 @@ class Served(Answer, frozen=True, kw_only=True):
     terms: dict[str, float]
 
 
-class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas that carry the traffic within the targets.
 
     Attributes:
@@ -282,7 +295,7 @@ class Rejected(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Search(msgspec.Struct, frozen=True, kw_only=True):
+class Search(Verdict, frozen=True, kw_only=True):
     """Deployments, cheapest first. `considered`: how many were tried."""
 
     model: str
@@ -292,10 +305,14 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     traffic: Traffic
     target: Target
     budget: float | None
-    deployments: list[Deployment]
+    deployments: list[Offer]
     considered: int
     rejected: list[Rejected]
     assumptions: list[str]
+
+    @property
+    def failed(self) -> bool:
+        return not self.deployments
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -312,21 +329,29 @@ class Model(msgspec.Struct, frozen=True):
     cache_bytes: float
 
 
-class Models(msgspec.Struct, frozen=True, kw_only=True):
+class Models(Verdict, frozen=True, kw_only=True):
     """Catalogued models."""
 
     models: list[Model]
 
+    @property
+    def failed(self) -> bool:
+        return not self.models
 
-class Devices(msgspec.Struct, frozen=True, kw_only=True):
+
+class Devices(Verdict, frozen=True, kw_only=True):
     """Catalogued devices, figures per device."""
 
     devices: list[Hardware]
 
+    @property
+    def failed(self) -> bool:
+        return not self.devices
+
 
 class Claim(msgspec.Struct, frozen=True):
     """The verdict on one row of a file, by its line. `flags` empty: nothing impossible found. `unchecked`: why it could
-    not be judged, if so."""
+    not be judged, if so. `doubt`: why its device cannot have done it alone."""
 
     row: int
     model: str
@@ -335,11 +360,12 @@ class Claim(msgspec.Struct, frozen=True):
     mfu: float | None
     flags: tuple[str, ...]
     unchecked: str
+    doubt: str = ""
 
 
-class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """Verdicts on a file of claims: how many rows, how many of them checked, the flagged ones, and how often each
-    reason stood in the way of a check."""
+class Audit(Verdict, frozen=True, kw_only=True):
+    """Verdicts on a file of claims: how many rows, how many of them checked, the flagged ones, how often each reason
+    stood in the way of a check, and those that are too large for their devices."""
 
     file: str
     rows: int
@@ -347,6 +373,11 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     flagged: int
     unchecked: dict[str, int]
     claims: list[Claim]
+    doubted: list[Claim]
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.claims)
 
 
 class Errors(msgspec.Struct, frozen=True):
@@ -378,7 +409,7 @@ class Counted(msgspec.Struct, frozen=True):
     reasons: dict[str, int]
 
 
-class Score(msgspec.Struct, frozen=True, kw_only=True):
+class Score(Verdict, frozen=True, kw_only=True):
     """Predictions against measured runs, by kind of model ("dense", "moe")."""
 
     tpot: dict[str, Errors]

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from headway.core.errors import BadInput
 from headway.plan.answers import Audit, Claim
 from headway.roofline.hardware import Hardware, find_hardware
@@ -58,7 +60,7 @@ def audit(file: Path) -> Audit:
     return Audit(
         file=str(file), rows=len(claims), checked=sum(1 for claim in claims if not claim.unchecked),
         flagged=len(flagged), unchecked=dict(Counter(claim.unchecked for claim in claims if claim.unchecked)),
-        claims=flagged,
+        claims=flagged, doubted=[claim for claim in claims if claim.doubt],
     )  # fmt: skip
 
 
@@ -100,7 +102,7 @@ def judge(number: int, row: Mapping[str, str]) -> Claim:
     if work is not None and work > 1:
         sparse = "; it fits the 2:4-sparse figure only" if work <= 2 else ""
         flags.append(f"arithmetic at {work:.2f} times the dense peak (MFU > 1){sparse}")
-    return verdict(flags, "", read, work)
+    return msgspec.structs.replace(verdict(flags, "", read, work), doubt=_doubt(device, gpus, _total(text), width))
 
 
 def _decode_mbu(values: Mapping[str, float | None], batch: float | None, weights: float, bandwidth: float) -> float:
@@ -141,6 +143,15 @@ def _peak_flags(device: Hardware, claimed: float | None) -> list[str]:
     return []
 
 
+def _doubt(device: Hardware, gpus: int, total: float | None, width: float) -> str:
+    """Weights that the devices cannot hold: no contradiction, for engines keep parts elsewhere; but then the figure is
+    not this device's. A CPU's memory has any size."""
+    need, most = (total or 0.0) * width, gpus * device.memory
+    if device.kind == "cpu" or need <= most:
+        return ""
+    return f"does not fit: {need / 1e9:.0f} GB of weights in {most / 1e9:.0f} GB"
+
+
 def _consistency(values: Mapping[str, float | None], batch: float, speculating: bool) -> list[str]:
     """Throughput that contradicts the row's own latencies; off by (in + out) / out: prompts were counted as output."""
     rate, tpot, output = values["tok_s"], values["tpot_ms"], values["output"]
@@ -158,14 +169,24 @@ def _consistency(values: Mapping[str, float | None], batch: float, speculating: 
 
 
 def _active(text: Mapping[str, str]) -> float | None:
-    """Parameters read per token: of the catalogued model, else as stated. A whole number of billions was rounded, so
-    half a billion less is assumed."""
+    """Parameters read per token: of the catalogued model, else as stated."""
     if text["model"] and model_config(text["model"]) is not None:
         return find_model(text["model"]).n_body
-    stated = _number(text["active_b"]) or _number(text["total_b"])
-    if stated is None or stated <= 0:
+    return _stated(_number(text["active_b"]) or _number(text["total_b"]))
+
+
+def _total(text: Mapping[str, str]) -> float | None:
+    """All parameters, in the same way."""
+    if text["model"] and model_config(text["model"]) is not None:
+        return find_model(text["model"]).n_params
+    return _stated(_number(text["total_b"]))
+
+
+def _stated(billions: float | None) -> float | None:
+    """A whole number of billions was rounded, so half a billion less is assumed."""
+    if billions is None or billions <= 0:
         return None
-    return (stated - 0.5 if stated == int(stated) and stated > 1 else stated) * 1e9
+    return (billions - 0.5 if billions == int(billions) and billions > 1 else billions) * 1e9
 
 
 def fewest_bytes(quant: str) -> float | None:

@@ -33,24 +33,10 @@ def calibrated_step(
     known = calibration()
     deployment = served(shape, hardware, engine, precision, gpus, 1, 1024, 1024)
     reason = known.outside(msgspec.structs.replace(deployment, concurrency=known.region.concurrency[0]))
-    return (None, reason) if reason else (constants(shape, hardware, engine, precision, gpus), "")
-
-
-def constants(shape: ModelShape, hardware: Hardware, engine: str, precision: str, gpus: int) -> Calibrated:
-    """The calibrated constants of an engine, also on devices it was not measured on: those of the engine at large."""
-    known = calibration()
-    deployment = served(shape, hardware, engine, _nearest(precision), gpus, 1, 1024, 1024)
+    if reason:
+        return None, reason
     efficiency, all_reduce = known.constants(deployment)
-    return Calibrated(efficiency, all_reduce if hardware.link else None)
-
-
-def _nearest(precision: str) -> str:
-    """The calibrated format closest to one that was never measured: int4 for other packed formats below 8 bits, 16 bits
-    for the rest, which multiply in 16 bits too."""
-    format = known_format(precision)
-    if format is None:
-        return "bf16"
-    return format.measured or ("int4" if format.width < 0.9 else "bf16")
+    return Calibrated(efficiency, all_reduce if hardware.link else None), ""
 
 
 def served(
@@ -89,7 +75,7 @@ def estimate(setup: Setup, concurrency: int = 64, input_tokens: int = 2000, outp
     tpot = found.tpot.p50 if found.tpot else found.bound_tpot
     about = msgspec.structs.replace(setup, mode="calibrated").about(
         replica, (), (f"{concurrency:g} equal requests always in flight: a closed loop (--concurrency)",),
-        "exact" if found.reason else "",
+        "exact" if found.reason else "", input_tokens + output_tokens,
     )  # fmt: skip
     return Served(
         **about | {"precision": deployment.precision, "kind": found.label, "memory": deployment.memory},

@@ -11,7 +11,7 @@ from headway.plan.setup import BOUNDS, Setup
 from headway.plan.steps import frontier, step
 from headway.roofline.capacity import Capacity, capacity
 from headway.roofline.frontier import critical_context, knee
-from headway.roofline.replica import Replica, decode, requantised
+from headway.roofline.replica import Replica, rate, requantised
 from headway.roofline.step import can_split
 from headway.shape.formats import nominal_bytes
 
@@ -61,13 +61,9 @@ def _sensitivity(
 ) -> Sensitivity:
     """Effect at the largest batch each replica allows: what an operator would gain."""
     then = capacity(after, max(1, context), tpot)
-    old, new = _rate(before, now.batch, context), _rate(after, then.batch, context)
+    old, new = rate(before, now.batch, context), rate(after, then.batch, context)
     batch = then.batch / now.batch if now.batch else None
     return Sensitivity(name, new / old if old else None, new, batch, then.batch, then.limited_by)
-
-
-def _rate(replica: Replica, batch: int, context: int) -> float:
-    return batch / decode(replica, batch, context).seconds if batch else 0.0
 
 
 def _next_limits(replica: Replica, now: Capacity, batch: int, context: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from math import ceil
 
-from headway.plan.answers import Deployment
+from headway.plan.answers import Offer
 from headway.roofline.hardware import UTILISATION
 from headway.shape.catalogue import hub_id
 from headway.shape.model import ModelShape
@@ -14,7 +14,7 @@ PORTS = {"prefill": 8100, "decode": 8200}
 KV_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
-def engine_flags(model: str, shape: ModelShape, row: Deployment, kv: str | None) -> dict[str, str]:
+def engine_flags(model: str, shape: ModelShape, row: Offer, kv: str | None) -> dict[str, str]:
     """By engine, the lines that run one replica of each kind that `row` has. A split deployment has one for prefill,
     one for decode and a proxy before them; hosts are called prefill-1, decode-1 and so on."""
     name = shlex.quote(hub_id(shape.name) or model)
@@ -31,7 +31,7 @@ def engine_flags(model: str, shape: ModelShape, row: Deployment, kv: str | None)
     return {"headway": headway, "vllm": vllm, "sglang": sglang}
 
 
-def _vllm(name: str, shape: ModelShape, row: Deployment, kv: str | None) -> str:
+def _vllm(name: str, shape: ModelShape, row: Offer, kv: str | None) -> str:
     """vLLM counts sequences and tensor-parallel GPUs per data-parallel rank."""
     ranks = row.attention_dp
     return " ".join([
@@ -45,7 +45,7 @@ def _vllm(name: str, shape: ModelShape, row: Deployment, kv: str | None) -> str:
     ])  # fmt: skip
 
 
-def _sglang(name: str, shape: ModelShape, row: Deployment, kv: str | None) -> str:
+def _sglang(name: str, shape: ModelShape, row: Offer, kv: str | None) -> str:
     """SGLang counts sequences and GPUs of the whole replica."""
     ranks = row.attention_dp
     return " ".join([
@@ -64,7 +64,7 @@ def _requantised(shape: ModelShape, precision: str) -> list[str]:
     return ["--quantization fp8"] if precision == "fp8" else [f"  # needs a checkpoint quantised to {precision}"]
 
 
-def _split_vllm(serve: str, row: Deployment) -> str:
+def _split_vllm(serve: str, row: Offer) -> str:
     """KV caches travel over NIXL; the proxy comes with vLLM's sources and decides who prefills."""
     command, _, comment = serve.partition("  # ")
     lines = [
@@ -79,7 +79,7 @@ def _split_vllm(serve: str, row: Deployment) -> str:
     return "\n".join([*lines, " ".join(proxy)])
 
 
-def _split_sglang(serve: str, row: Deployment) -> str:
+def _split_sglang(serve: str, row: Offer) -> str:
     command, _, comment = serve.partition("  # ")
     lines = [
         f"{command} --disaggregation-mode {role} --disaggregation-transfer-backend nixl --host 0.0.0.0 "
@@ -91,6 +91,6 @@ def _split_sglang(serve: str, row: Deployment) -> str:
     return "\n".join([*lines, router])
 
 
-def _hosts(role: str, row: Deployment) -> list[str]:
+def _hosts(role: str, row: Offer) -> list[str]:
     replicas = row.prefill_replicas if role == "prefill" else row.replicas
     return [f"{role}-{number}" for number in range(1, replicas + 1)]

@@ -1,30 +1,36 @@
-"""One replica under load: the speed and waiting its share of the traffic gets, and the most it can carry in time.
+"""Replicas under load: the speed and waiting their share of the traffic gets, and the most they can carry in time.
 
-A mixed replica runs chunked prefill beside decodes. In a steady state one equation holds: during a step of t seconds,
-r*t requests arrive per replica, so a step carries r*T_in*t prompt tokens and, by Little's law, r*T_out*t decodes:
+Speed is that of the closed loop which `estimate` prints and measured runs are scored with (`roofline/loop.py`), solved
+for growing numbers of requests in flight. Traffic is open: requests arrive however long answers take, and Little's law
+says how many are then in flight,
 
-    t = step time of (r*T_out*t decodes, r*T_in*t prompt tokens)
+    rate = in flight / (TTFT + T_out * TPOT)
 
-The smallest t that satisfies it is the mean step, hence TPOT; if there is none the replica is saturated. Tails: the
-number decoding is taken as Poisson, waiting for prefill as a single-server queue (Kingman).
+The number in flight at the target's percentile is taken as Poisson, the wait for a prompt's turn as a single-server
+queue (Kingman): of these a closed loop has only means.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
-from math import ceil, sqrt
+from collections.abc import Callable, Sequence
+from math import inf, sqrt
 from statistics import NormalDist
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from headway.plan.traffic import Target, Traffic
-from headway.roofline.memory import MemoryPlan, replica_memory
+from headway.roofline.calibrate import calibration
+from headway.roofline.constants import resolve
+from headway.roofline.deployment import Deployment
+from headway.roofline.loop import Columns, Fleet, Loop
 from headway.roofline.queueing import queue_quantile, queue_seconds
-from headway.roofline.step import StepTime, decode_step, mixed_step, prefill_step
-from headway.shape.model import kv_bytes
+from headway.roofline.step import mixed_step
 
 CHUNKS = (8192, 4096, 2048, 1024, 512, 256)
-SATURATED = 60.0  # seconds: a step longer than this is not served
+MOST = 4096  # requests in flight on one replica, whatever its memory holds
+LOADS = 40  # numbers in flight that the loop is solved for
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -46,141 +52,130 @@ class Load(msgspec.Struct, frozen=True):
     broken: tuple[str, ...] = ()
 
 
-class OpenLoop:
-    """One replica whose requests arrive at a rate of their own, however long answers take.
+class Curve(msgspec.Struct, frozen=True):
+    """A replica at every load, by chunk of prompts: columns over `flying`, requests in flight, of seconds per token and
+    step, and requests/s.
 
-    Args:
-        model: estimates its steps. role: "mixed", "prefill" or "decode".
+    Attributes:
+        deployment: what it is; its own concurrency says nothing.
+        by_chunk: chunk -> `tpot`, `decode` (a step without prompts), `full` (one with a whole chunk), `own` (a prompt
+            alone), `first` (TTFT but for waiting) and `rate`.
     """
 
-    def __init__(self, model: StepTime, role: str = "mixed") -> None:
-        self.model, self.role = model, role
-
-    @cached_property
-    def memory(self) -> MemoryPlan:
-        """Of one GPU."""
-        layout = self.model.layout
-        return replica_memory(self.model.shape, self.model.hardware, layout.gpus, layout.attention_dp, CHUNKS[0])
-
-    def sequence_bytes(self, tokens: float) -> float:
-        """Cache of one sequence on one GPU; data-parallel attention keeps whole sequences on few GPUs."""
-        layout = self.model.layout
-        return kv_bytes(self.model.shape, tokens, layout.gpus // layout.attention_dp) / layout.attention_dp
+    deployment: Deployment
+    flying: np.ndarray
+    by_chunk: dict[int, Columns]
 
     def at(self, rate: float, traffic: Traffic, target: Target) -> Load:
-        """The replica carrying `rate` requests per second of this traffic."""
-        if self.role == "prefill":
-            return self._prefill_only(rate, traffic, target)
-        z = NormalDist().inv_cdf(target.share)
-        fresh = traffic.fresh_tokens if self.role == "mixed" else 0.0
-        step = self._steady_step(rate, traffic, fresh)
-        if step is None:
-            return Load(SATURATED, SATURATED, SATURATED, 0, 0, CHUNKS[-1], 0, ("throughput",))
-        batch = max(1.0, rate * traffic.output_tokens * step)
-        peak = batch + z * sqrt(batch)
-        prompt_tokens = rate * fresh * step
-        slow = self._seconds(peak, prompt_tokens, traffic)
-        chunk, ttft = CHUNKS[0], 0.0
-        if self.role == "mixed":
-            chunk = self._chunk(batch, traffic, target)
-            ttft = self._first_token(rate, batch, chunk, traffic, target)
-        held = peak * self.sequence_bytes(traffic.mean_context)
-        broken = [
-            name
-            for name, bad in (
-                ("memory", held > self.memory.room),
-                ("tpot", target.tpot is not None and slow > target.tpot),
-                ("ttft", target.ttft is not None and ttft > target.ttft),
-            )
-            if bad
-        ]
-        if ttft == float("inf"):
+        """The replica carrying `rate` requests per second, decodes and prompts both or decodes alone, as deployed."""
+        chunk = next((chunk for chunk in CHUNKS if self._in_time(chunk, rate, target)), CHUNKS[-1])
+        columns, broken = self.by_chunk[chunk], []
+        flying = self._flying(chunk, rate)
+        peak = flying + NormalDist().inv_cdf(target.share) * sqrt(flying)
+
+        def value(name: str, load: float) -> float:
+            return float(np.interp(load, self.flying, columns[name]))
+
+        mean, slow, decode, own = value("tpot", flying), value("tpot", peak), value("decode", flying), columns["own"][0]
+        if max(peak, 1.0) > self.flying[-1]:
+            broken.append("memory" if self.flying[-1] < MOST else "throughput")
+        if target.tpot is not None and slow > target.tpot:
+            broken.append("tpot")
+        ttft = 0.0
+        if not self.deployment.disaggregated:
+            steps = traffic.fresh_tokens / chunk
+            busy, turn = rate * (own + steps * decode), own + max(1.0, steps) * decode
+            ttft = value("first", flying) + _wait(busy, turn, traffic, target)
+            if target.ttft is not None and ttft > target.ttft:
+                broken.append("ttft")
+            if ttft == inf:
+                broken.append("throughput")
+        batch = max(1.0, rate * traffic.output_tokens * mean)
+        decoding = traffic.output_tokens * decode / batch
+        share = 0.0 if self.deployment.disaggregated else own / (own + decoding)
+        highest = batch + NormalDist().inv_cdf(target.share) * sqrt(batch)
+        return Load(slow, ttft, mean, batch, highest, chunk, share, tuple(broken))
+
+    def prefilling(self, rate: float, traffic: Traffic, target: Target) -> Load:
+        """The same machine as a worker of the prefill pool: one prompt after another."""
+        columns, broken = self.by_chunk[CHUNKS[0]], []
+        own, first = float(columns["own"][0]), float(columns["first"][0])
+        ttft = first + _wait(rate * own, own, traffic, target)
+        if ttft == inf:
             broken.append("throughput")
-        share = self._prefill_share(batch, fresh, traffic)
-        return Load(slow, ttft, step, batch, peak, chunk, share, tuple(broken))
-
-    def most(self, traffic: Traffic, target: Target) -> tuple[float, str]:
-        """(highest rate in time and in memory, what breaks just above it). Rate 0: not even one request."""
-        lowest = 1e-4
-        first = self.at(lowest, traffic, target)
-        if first.broken:
-            return 0.0, first.broken[0]
-        high = 0.1
-        while not self.at(high, traffic, target).broken and high < 1e6:
-            high *= 2
-        low = high / 2 if high > 0.1 else lowest
-        for _ in range(18):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.at(middle, traffic, target).broken else (middle, high)
-        return low, (self.at(high, traffic, target).broken or ("throughput",))[0]
-
-    def _seconds(self, batch: float, prompt_tokens: float, traffic: Traffic) -> float:
-        """A step of `batch` decodes beside `prompt_tokens` of prompts, which on average are half done."""
-        shape = self.model.shape
-        step = decode_step(shape, max(1, round(batch)), round(traffic.mean_context))
-        if prompt_tokens >= 1:
-            before = round(traffic.input_tokens * (traffic.cache_hit + (1 - traffic.cache_hit) / 2))
-            step = mixed_step(step, prefill_step(shape, round(prompt_tokens), before, logits=1))
-        return self.model.predict(step)
-
-    def _prefill_share(self, batch: float, fresh: float, traffic: Traffic) -> float:
-        """Prompts' part of the bill: time prompts would take alone over that of prompts and decodes alone. In mixed
-        steps they share the weights' read, and neither owns it."""
-        if fresh <= 0:
-            return 0.0
-        size = min(fresh, CHUNKS[2])
-        alone = self.model.predict(prefill_step(self.model.shape, round(size))) * fresh / size
-        decodes = traffic.output_tokens / batch * self._seconds(batch, 0.0, traffic)
-        return alone / (alone + decodes)
-
-    def _steady_step(self, rate: float, traffic: Traffic, fresh: float) -> float | None:
-        """Smallest t with t = seconds(r*T_out*t, r*fresh*t), by bisection; None = saturated."""
-
-        def excess(t: float) -> float:
-            return self._seconds(rate * traffic.output_tokens * t, rate * fresh * t, traffic) - t
-
-        low, high = 0.0, self._seconds(1, 0, traffic)
-        while excess(high) > 0:
-            low, high = high, high * 2
-            if high > SATURATED:
-                return None
-        for _ in range(14):
-            middle = (low + high) / 2
-            low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-        return high
-
-    def _chunk(self, batch: float, traffic: Traffic, target: Target) -> int:
-        """Largest chunk whose step keeps running streams within the TPOT target (the engine's millisecond budget)."""
-        if target.tpot is None:
-            return CHUNKS[0]
-        for chunk in CHUNKS:
-            if self._seconds(batch, chunk, traffic) <= target.tpot:
-                return chunk
-        return CHUNKS[-1]
-
-    def _first_token(self, rate: float, batch: float, chunk: int, traffic: Traffic, target: Target) -> float:
-        """TTFT at the target's percentile: half a step until the next plan, queueing for prefill, own chunks."""
-        fresh = traffic.fresh_tokens
-        step = self._seconds(batch, min(chunk, fresh), traffic)
-        service = ceil(fresh / chunk) * step
-        busy = rate * fresh / chunk * self._seconds(batch, chunk, traffic)  # full chunks, shared by short prompts
-        if busy >= 1:
-            return float("inf")
-        wait = queue_seconds(busy, service, traffic.arrival_cv2)
-        return step / 2 + queue_quantile(busy, wait, target.share) + service
-
-    def _prefill_only(self, rate: float, traffic: Traffic, target: Target) -> Load:
-        """A prefill worker of a split deployment: one prompt after another."""
-        fresh, cached = round(traffic.fresh_tokens), round(traffic.input_tokens * traffic.cache_hit)
-        service = self.model.predict(prefill_step(self.model.shape, fresh, cached))
-        busy = rate * service
-        broken = []
-        if self.sequence_bytes(traffic.input_tokens) > self.memory.room:
-            broken.append("memory")
-        if busy >= 1:
-            return Load(0, float("inf"), 0, 0, 0, fresh, 1, (*broken, "throughput"))
-        wait = queue_seconds(busy, service, traffic.arrival_cv2)
-        ttft = queue_quantile(busy, wait, target.share) + service
         if target.ttft is not None and ttft > target.ttft:
             broken.append("ttft")
-        return Load(0.0, ttft, 0.0, 0.0, 0.0, fresh, 1.0, tuple(broken))
+        return Load(0.0, ttft, 0.0, 0.0, 0.0, CHUNKS[0], 1.0, tuple(broken))
+
+    def _flying(self, chunk: int, rate: float) -> float:
+        """Requests in flight at a rate; infinitely many where it is more than the replica can do."""
+        rates = self.by_chunk[chunk]["rate"]
+        return float(np.interp(rate, rates, self.flying, left=min(1.0, rate / rates[0]), right=inf))
+
+    def _in_time(self, chunk: int, rate: float, target: Target) -> bool:
+        """Do running streams stay within the TPOT target in a step that carries a whole chunk?"""
+        if target.tpot is None or self.deployment.disaggregated:
+            return True
+        full = np.interp(self._flying(chunk, rate), self.flying, self.by_chunk[chunk]["full"])
+        return bool(full <= target.tpot)
+
+
+def _wait(busy: float, turn: float, traffic: Traffic, target: Target) -> float:
+    """Seconds until a prompt's turn, at the target's percentile; infinite where there is more to do than time."""
+    if busy >= 1:
+        return inf
+    return queue_quantile(busy, queue_seconds(busy, turn, traffic.arrival_cv2), target.share)
+
+
+def curves(deployments: Sequence[Deployment]) -> list[Curve]:
+    """Every deployment at every load, in one evaluation."""
+    if not deployments:
+        return []
+    resolved = resolve(calibration().offsets, deployments)
+    each, grid = len(CHUNKS) * LOADS, [np.geomspace(1.0, max(2.0, min(d.capacity, MOST)), LOADS) for d in deployments]
+    rows = np.repeat(np.arange(len(deployments)), each)
+    fleet = Fleet.of(deployments)[rows]
+    for part in (fleet, fleet.prompts):
+        if part is not None:
+            part.load["concurrency"] = np.concatenate([np.tile(loads, len(CHUNKS)) for loads in grid])
+            part.load["chunk"] = np.tile(np.repeat(np.array(CHUNKS, float), LOADS), len(deployments))
+    loop = Loop.calibrated(fleet, {name: column[rows] for name, column in resolved.items()})
+    solved = _columns(loop)
+    shaped = {name: column.reshape(len(deployments), len(CHUNKS), LOADS) for name, column in solved.items()}
+    return [
+        Curve(deployment, grid[i], {
+            chunk: {name: column[i, j] for name, column in shaped.items()} for j, chunk in enumerate(CHUNKS)
+        })
+        for i, deployment in enumerate(deployments)
+    ]  # fmt: skip
+
+
+def _columns(loop: Loop) -> Columns:
+    """What a `Curve` holds of a solved loop."""
+    q, k = loop.q, loop.k
+    solved = loop.tokens()
+    decodes, chunk = loop.decoding(solved["batch"]), np.minimum(q["chunk"], q["fresh"])
+    first: Any = k["front"] + (1 + k["prompt_extra"]) * solved["own"] + solved["decode"]
+    # Monotone but for rounding: more in flight do not go slower in all, nor faster each.
+    rate = np.maximum.accumulate(
+        (q["concurrency"] / (first + q["output"] * solved["tpot"])).reshape(-1, LOADS), axis=1
+    ).ravel()
+    return {
+        "tpot": solved["tpot"], "decode": solved["decode"], "own": solved["own"], "first": first, "rate": rate,
+        "full": loop.model.predict(mixed_step(decodes, loop.piece(chunk))),
+    }  # fmt: skip
+
+
+def most(at: Callable[[float], Load]) -> tuple[float, str]:
+    """(highest rate in time and in memory, what breaks just above it). Rate 0: not even one request."""
+    lowest = 1e-4
+    if broken := at(lowest).broken:
+        return 0.0, broken[0]
+    high = 0.1
+    while not at(high).broken and high < 1e6:
+        high *= 2
+    low = high / 2 if high > 0.1 else lowest
+    for _ in range(18):
+        middle = (low + high) / 2
+        low, high = (low, middle) if at(middle).broken else (middle, high)
+    return low, (at(high).broken or ("throughput",))[0]

@@ -81,7 +81,7 @@ def cost(
         f"busy {utilisation:.0%} of the time (--utilisation)",
     )
     return Cost(
-        **setup.about(replica, input_note(mfu), assumptions), batch=batch, context=context,
+        **setup.about(replica, input_note(mfu), assumptions, longest=context), batch=batch, context=context,
         fits=batch <= found.memory_batch, price_per_gpu_hour=hourly, price_source=source,
         utilisation=utilisation, mfu=mfu, cache_hit=cache_hit, seconds=step.seconds,
         binds=step.binds, terms=step.terms,
@@ -107,7 +107,7 @@ def _cost_table(setup: Setup, batches: Sequence[int], context: int, price: float
         f"weights {gigabytes(replica.weights)} of {gigabytes(memory)}; the cache sized at context {context}",
     )
     return CostTable(
-        **setup.about(replica, tuple(notes), assumptions), context=context, price_per_gpu_hour=hourly,
+        **setup.about(replica, tuple(notes), assumptions, longest=context), context=context, price_per_gpu_hour=hourly,
         price_source=source, mfu=mfu, weights_gb=replica.weights / 1e9, memory_gb=memory / 1e9,
         free_gb=free / 1e9, rows=rows,
     )  # fmt: skip
@@ -129,7 +129,7 @@ def ratio(
     attention = setup.mode != "textbook"
     whole, weights = (price_ratio(replica, batch, cached, mfu, prompt, attention) for cached in (context, 0))
     return Ratio(
-        **setup.about(replica) | {"kind": kind_of(mfu)}, batch=batch, context=context, mfu=mfu,
+        **setup.about(replica, longest=context) | {"kind": kind_of(mfu)}, batch=batch, context=context, mfu=mfu,
         input_tokens=prompt if attention else None, ratio=whole, weights_part=weights, cache_part=whole - weights,
     )  # fmt: skip
 
@@ -158,7 +158,7 @@ def levers(
         f"{cache_hit:.0%} of input is found in the prefix cache (--cache-hit)",
     )
     return Levers(
-        **setup.about(replica, assumptions=assumptions), batch=batch, input_tokens=input_tokens,
-        output_tokens=output_tokens,
+        **setup.about(replica, assumptions=assumptions, longest=input_tokens + output_tokens),
+        batch=batch, input_tokens=input_tokens, output_tokens=output_tokens,
         levers=lever_tables.levers(replica, batch, input_tokens, output_tokens, draft, cache_hit),
     )  # fmt: skip

@@ -12,12 +12,12 @@ from headway.plan.answers import (
     Capacity,
     Cost,
     CostTable,
-    Deployment,
     Devices,
     Explained,
     Frontier,
     Levers,
     Models,
+    Offer,
     Prefill,
     Ratio,
     Score,
@@ -27,7 +27,7 @@ from headway.plan.answers import (
     TensorParallel,
 )
 from headway.report.document import Bars, Commands, Document, Drawing, Grid, Listing, Part, Text
-from headway.report.units import count, decimal, dollars, gigabytes, parameters, seconds, times, yes
+from headway.report.units import count, decimal, dollars, gigabytes, parameters, same_digits, seconds, times, yes
 from headway.roofline.hardware import Hardware
 
 CACHE = {0.5: "4-bit", 1.0: "8-bit", 2.0: "16-bit", 4.0: "32-bit"}  # by bytes per number
@@ -71,19 +71,22 @@ def waterfall(terms: Mapping[str, float], total: float) -> Bars:
 @parts.register
 def _(a: Step) -> list[Part]:
     beside = f", {a.chunk} prompt tokens beside" if a.chunk else ""
-    lines: list[Part] = [
-        Text(f"decode step, batch {a.batch}, context {a.context}{beside}: {seconds(a.seconds)}, bound by {a.binds}")
-    ]
+    what = f"decode step, batch {a.batch}, context {a.context}{beside}"
+    lines: list[Part] = []
+    if not a.fits:
+        lines.append(Text(f"does not fit: {_needs(a.gpus_needed)}", "bad"))
+        what = f"if it did, a {what}"
+    lines.append(Text(f"{what}: {seconds(a.seconds)}, bound by {a.binds}"))
     each = f", {decimal(a.tokens_per_second_per_user)} tok/s per user" if a.batch > 1 else ""
     lines += [
         Text(f"{decimal(a.tokens_per_second)} tok/s{each}"),
         waterfall(a.terms, a.seconds), Drawing(partial(figures.waterfall, answer=a), on_page=False),
     ]  # fmt: skip
-    return lines if a.fits else [*lines, Text(f"does NOT fit in memory here: {_needs(a.gpus_needed)}", "bad")]
+    return lines
 
 
 def _needs(gpus: int | None) -> str:
-    return f"needs {gpus} GPUs" if gpus else "no number of these GPUs holds it"
+    return f"needs {gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "no number of these GPUs holds it"
 
 
 @parts.register
@@ -153,7 +156,7 @@ def _input_kind(mfu: float) -> str:
 
 @parts.register
 def _(a: Cost) -> list[Part]:
-    fits = "" if a.fits else "; does NOT fit in memory"
+    fits = "" if a.fits else "; does not fit in memory"
     prompt = f"input, {_input_kind(a.mfu)}"
     rows = [
         ["output, bound", dollars(a.usd_per_million_output), count(a.decode_tokens_per_second)],
@@ -195,13 +198,17 @@ def _(a: Ratio) -> list[Part]:
 @parts.register
 def _(a: Levers) -> list[Part]:
     rows = [
-        [r.name, r.term, times(r.throughput), seconds(r.seconds_after), count(r.batch_after), r.note] for r in a.levers
+        [r.name, r.term, times(r.throughput), times(r.filled), seconds(r.seconds_after), count(r.batch_after)]
+        for r in a.levers
     ]
     now = a.levers[0]
     return [
         Text(f"batch {a.batch}, {a.input_tokens} tokens in, {a.output_tokens} out: now {seconds(now.seconds_before)} "
              f"per step, {count(now.batch_before)} sequences fit"),
-        Grid(["lever", "term", "tok/s", "step", "fit", "note"], rows, left=("term", "note")),
+        Grid(["lever", "term", "tok/s", "if refilled", "step", "fit"], rows, left=("term",)),
+        Text(f"tok/s: with the same {a.batch} sequences; if refilled: with as many as then fit, over as many as fit "
+             "now (`plan explain` counts this)", "note"),
+        Listing("notes", [f"{r.name}: {r.note}" for r in a.levers if r.note], "note"),
     ]  # fmt: skip
 
 
@@ -211,7 +218,8 @@ def _(a: Explained) -> list[Part]:
         [s.change, times(s.throughput), times(s.batch), count(s.capacity), s.then_limited_by]
         for s in a.sensitivities if s.capacity
     ]  # fmt: skip
-    table = Grid(["change", "tok/s", "batch", "sequences", "then limited by"], changes, "One change at a time")
+    title = "One change at a time, at as many sequences as it allows"
+    table = Grid(["change", "tok/s", "batch", "sequences", "then limited by"], changes, title)
     limit = f"limited by {a.limited_by}" + (f" within {a.tpot_ms:g} ms per token" if a.tpot_ms else "")
     return [
         *parts.dispatch(Step)(a),
@@ -242,19 +250,22 @@ def _(a: Search) -> Document:
     refused = Grid(["deployment", "reason"], [[r.name, r.reason] for r in a.rejected], "Rejected", left=("reason",))
     if not a.deployments:
         return Document(f"No deployment of {a.model} meets the targets", [*told, refused, *_assumptions(a.assumptions)])
-    head = ["deployment", "TTFT", "TPOT", "$/h", "$/M in", "$/M out", "used", "N+1", "limit"]
+    head = ["deployment", "TTFT", "TPOT", "$/h", "$/M in", "$/M out", "used", "N+1"]
+    prices = zip(
+        *(same_digits(getattr(r, f"usd_per_{what}") for r in a.deployments)
+          for what in ("hour", "million_input", "million_output")),
+        strict=True,
+    )  # fmt: skip
     rows = [
-        [f"{r.rank}. {_short(r)}", *(_guessed(r) + seconds(ms / 1e3) for ms in (r.ttft_ms, r.tpot_ms)),
-         *map(dollars, (r.usd_per_hour, r.usd_per_million_input, r.usd_per_million_output)),
-         f"{r.utilisation:.0%}", yes(r.survives_one_loss), r.limited_by]
-        for r in a.deployments
+        [f"{r.rank}. {_short(r)}", *(_guessed(r) + seconds(ms / 1e3) for ms in (r.ttft_ms, r.tpot_ms)), *price,
+         f"{r.utilisation:.0%}", yes(r.survives_one_loss)]
+        for r, price in zip(a.deployments, prices, strict=True)
     ]  # fmt: skip
     first = a.deployments[0]
     tried = f"{a.considered} tried, {len(a.rejected)} rejected" + (" (the --html page says why)" if a.rejected else "")
     return Document(f"Deployments for {a.model}, cheapest first", [
         *told, Grid(head, rows),
-        Text("used: share of what it can carry; N+1: survives the loss of a replica; limit: what breaks first; "
-             "~: extrapolated", "note"),
+        Text("used: share of what it can carry; N+1: survives the loss of a replica; ~: extrapolated", "note"),
         Text(tried), *_commands(first),
         *_assumptions(a.assumptions),
     ], [
@@ -263,18 +274,18 @@ def _(a: Search) -> Document:
     ])  # fmt: skip
 
 
-def _short(r: Deployment) -> str:
+def _short(r: Offer) -> str:
     """The deployment in few letters: replicas, P of them for prefill and D for decode, each so many GPUs."""
     replicas = f"{r.prefill_replicas}P+{r.replicas}D" if r.prefill_replicas else str(r.replicas)
     dp = f" DP{r.attention_dp}" if r.attention_dp > 1 else ""
-    return f"{replicas} x TP{r.gpus}{dp} {r.hardware} {r.precision}"
+    return f"{replicas} x TP{r.gpus}{dp} {r.hardware.removesuffix('-sxm')} {r.precision}"
 
 
-def _guessed(r: Deployment) -> str:
+def _guessed(r: Offer) -> str:
     return "" if r.basis == "calibrated" else "~"
 
 
-def _commands(r: Deployment) -> list[Part]:
+def _commands(r: Offer) -> list[Part]:
     """What runs it, engine by engine."""
     each = f", each of {r.replicas} replicas" if r.replicas > 1 and not r.prefill_replicas else ""
     return [Text(f"to run {r.rank}. {r.name}{each}:"), *(Commands(command.split("\n")) for command in r.flags.values())]
@@ -282,14 +293,14 @@ def _commands(r: Deployment) -> list[Part]:
 
 def _in_full(a: Search) -> Grid:
     """Every column, which a terminal has no room for."""
-    head = ["deployment", "GPUs", "goodput, req/s", "headroom", "batch (peak)", "chunk", "basis",
-            "$/GPU-h"]  # fmt: skip
+    head = ["deployment", "GPUs", "goodput, req/s", "headroom", "batch (peak)", "chunk", "limit",
+            "basis", "$/GPU-h"]  # fmt: skip
     rows = [
         [f"{r.rank}. {r.name}", str(r.total_gpus), f"{r.goodput:.3g}", f"{r.headroom:.0%}",
-         f"{r.batch:.1f} ({r.peak_batch})", str(r.chunk), r.basis, dollars(r.price_per_gpu_hour)]
+         f"{r.batch:.1f} ({r.peak_batch})", str(r.chunk), r.limited_by, r.basis, dollars(r.price_per_gpu_hour)]
         for r in a.deployments
     ]  # fmt: skip
-    return Grid(head, rows, "In full", left=("TPOT p10-p90", "basis"))
+    return Grid(head, rows, "In full", left=("limit", "basis"))
 
 
 def traffic(a: Search) -> str:
@@ -344,11 +355,15 @@ def _(a: Devices) -> Document:
 
 @document.register
 def _(a: Audit) -> Document:
-    lines: list[Part] = [Text(f"{a.rows} claims, {a.checked} could be checked, {a.flagged} are impossible as labelled")]
+    impossible = f"{a.flagged} {'is' if a.flagged == 1 else 'are'} impossible as labelled"
+    lines: list[Part] = [Text(f"{a.rows} claims, {a.checked} could be checked, {impossible}")]
     if a.claims:
-        rows = [[str(c.row), c.model, c.hardware, "; ".join(c.flags)] for c in a.claims]
-        head = ["line", "model", "hardware", "why it cannot be"]
-        lines.append(Grid(head, rows, left=head))
+        why = [f"line {c.row}: {c.model} on {c.hardware}: {'; '.join(c.flags)}" for c in a.claims]
+        lines.append(Listing("impossible", why))
+    if a.doubted:
+        at = ", ".join(str(claim.row) for claim in a.doubted)
+        doubt = "do not fit in the memory of their devices: a part was kept elsewhere, or the row is wrong"
+        lines.append(Text(f"{len(a.doubted)} {doubt}; lines {at}", "warn"))
     unchecked = sorted(a.unchecked.items(), key=lambda item: -item[1])
     lines += [Text(f"not checked: {number} x {reason}") for reason, number in unchecked[:10]]
     return Document(a.file, lines)

@@ -1,37 +1,35 @@
 """`headway plan search`: which deployments carry this traffic within these targets, ranked by dollars per hour (B13).
 
-Every device, GPU count, precision and split is put through the same exact step-time model with an engine's calibrated
-constants, so all figures here are estimates. Deployments that cannot do it are listed with the reason.
+Every device, GPU count, precision and split is put through the closed loop that `estimate` prints, with an engine's
+calibrated constants, so all figures here are estimates. Deployments that cannot do it are listed with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 import msgspec
 
 from headway.core.errors import BadInput
-from headway.plan.answers import Deployment, Rejected, Search
-from headway.plan.estimates import calibrated_step, constants
+from headway.plan.answers import Offer, Rejected, Search
+from headway.plan.estimates import calibrated_step, served
 from headway.plan.flags import engine_flags
-from headway.plan.load import Load, OpenLoop
+from headway.plan.load import Curve, Load, curves, most
 from headway.plan.prices import price_assumption
 from headway.plan.traffic import Target, Traffic, check
 from headway.report.units import gigabytes, metric
-from headway.roofline.hardware import Hardware
-from headway.roofline.step import StepTime, can_split
-from headway.roofline.work import Layout
-from headway.shape.formats import nominal_bytes
-from headway.shape.model import ModelShape, store_as
+from headway.roofline.deployment import Deployment, Pool
+from headway.roofline.hardware import NETWORK, Hardware
+from headway.roofline.step import can_split
+from headway.shape.formats import find_format
+from headway.shape.model import ModelShape
 
 BASIS = (
-    "The exact step-time model with constants fitted on public runs of the engine, and queueing. Basis "
+    "The closed loop of `plan estimate`, fitted on public runs of the engine, at the traffic's load. Basis "
     "calibrated: such runs exist on this kind of device (ranges: headway plan estimate); extrapolated: they do not."
 )
 DEGREES = (1, 2, 4, 8)
-NETWORK = 50e9  # bytes/s per GPU that ships caches from a prefill pool to a decode pool: one 400 Gbit/s port
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -57,19 +55,24 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """One way to build a replica. `basis`: where its constants are from."""
+    """One way to build a replica, which computes its own prompts, and the same as one of a pool that only decodes.
+    `basis`: where its constants are from."""
 
     device: Hardware
-    gpus: int
     precision: str
-    attention_dp: int
-    model: StepTime
+    mixed: Curve
+    decode: Curve
     basis: str
 
     @property
+    def deployment(self) -> Deployment:
+        return self.mixed.deployment
+
+    @property
     def name(self) -> str:
-        parallel = f"TP{self.gpus}" if self.attention_dp == 1 else f"TP{self.gpus} with DP{self.attention_dp} attention"
-        return f"{self.gpus} x {self.device.name} {self.precision} {parallel}"
+        gpus, ranks = self.deployment.gpus, self.deployment.attention_dp
+        parallel = f"TP{gpus}" if ranks == 1 else f"TP{gpus} with DP{ranks} attention"
+        return f"{gpus} x {self.device.name} {self.precision} {parallel}"
 
 
 def search(model_name: str, shape: ModelShape, traffic: Traffic, target: Target, wanted: Wanted) -> Search:
@@ -81,14 +84,11 @@ def search(model_name: str, shape: ModelShape, traffic: Traffic, target: Target,
         raise BadInput("--degrees", f"{min(wanted.degrees, default=0)}; accepted: whole numbers from 1")
     if wanted.most < 1:
         raise BadInput("--most", f"{wanted.most}; accepted: a whole number from 1")
-    found: list[Deployment] = []
-    rejected: list[Rejected] = []
-    for candidate in candidates(shape, wanted):
-        if isinstance(candidate, Rejected):
-            rejected.append(candidate)
-            continue
+    found: list[Offer] = []
+    tried, rejected = candidates(shape, traffic, wanted)
+    for candidate in tried:
         for row in (_mixed(candidate, traffic, target, wanted), _split(candidate, traffic, target, wanted)):
-            if isinstance(row, Deployment):
+            if isinstance(row, Offer):
                 found.append(row)
             elif row is not None:
                 rejected.append(row)
@@ -120,39 +120,51 @@ def _assumptions(traffic: Traffic, wanted: Wanted, listed: set[str]) -> list[str
     return lines
 
 
-def candidates(shape: ModelShape, wanted: Wanted) -> Iterator[Candidate | Rejected]:
-    """Every replica to try, or why one is left out."""
-    cached = shape if wanted.kv is None else shape.with_kv_bytes(nominal_bytes(wanted.kv, "--kv"))
+def candidates(shape: ModelShape, traffic: Traffic, wanted: Wanted) -> tuple[list[Candidate], list[Rejected]]:
+    """Every replica to try, and why others are left out."""
+    tried: list[tuple[Hardware, str, Deployment]] = []
+    rejected: list[Rejected] = []
     latent = any(group.kind == "latent" for group in shape.groups)
     for device in wanted.hardware:
         if not device.peaks:
-            yield Rejected(device.name, "no peak arithmetic is catalogued: prefill cannot be timed")
+            rejected.append(Rejected(device.name, "no peak arithmetic is catalogued: prefill cannot be timed"))
             continue
         reachable = device.link.group if device.link else 1
         for precision in wanted.precisions:
-            stored = cached if precision == "stored" else store_as(cached, precision)
             label = shape.weight_format if precision == "stored" else precision
+            find_format(label)
             for gpus in wanted.degrees:
                 name = f"{gpus} x {device.name} {label}"
                 if gpus > reachable:
-                    yield Rejected(name, f"links join {reachable} of these devices at most")
+                    rejected.append(Rejected(name, f"links join {reachable} of these devices at most"))
                     continue
-                if not can_split(stored, gpus):
-                    yield Rejected(name, f"{stored.heads} heads cannot be split over {gpus} GPUs")
+                if not can_split(shape, gpus):
+                    rejected.append(Rejected(name, f"{shape.heads} heads cannot be split over {gpus} GPUs"))
                     continue
-                for attention_dp in sorted({1, gpus}) if latent else (1,):
-                    yield _candidate(stored, device, gpus, label, attention_dp, wanted.engine)
+                base = served(
+                    shape, device, wanted.engine, label, gpus, 1, traffic.input_tokens, traffic.output_tokens, wanted.kv
+                )
+                base = msgspec.structs.replace(base, cached=traffic.input_tokens - traffic.fresh_tokens)
+                tried += [
+                    (device, label, msgspec.structs.replace(base, attention_dp=ranks))
+                    for ranks in (sorted({1, gpus}) if latent else (1,))
+                ]
+    alone = [
+        msgspec.structs.replace(d, prefill=Pool(d.gpus, d.attention_dp, d.expert_parallel, inf)) for _, _, d in tried
+    ]
+    loaded = curves([*(d for _, _, d in tried), *alone])
+    return [
+        Candidate(device, label, mixed, decode, _basis(mixed.deployment))
+        for (device, label, _), mixed, decode in zip(tried, loaded[: len(tried)], loaded[len(tried) :], strict=True)
+    ], rejected
 
 
-def _candidate(
-    shape: ModelShape, device: Hardware, gpus: int, precision: str, attention_dp: int, engine: str
-) -> Candidate:
-    """A replica with the constants of its engine, and their range where it was measured on such a device."""
-    layout = Layout(gpus, attention_dp)
-    known = constants(shape, device, engine, precision, gpus)
-    model = StepTime(shape, device, layout, efficiency=known.efficiency, all_reduce=known.all_reduce)
-    measured = not calibrated_step(shape, device, engine, precision, gpus)[1]
-    return Candidate(device, gpus, precision, attention_dp, model, "calibrated" if measured else "extrapolated")
+def _basis(deployment: Deployment) -> str:
+    """Was the engine measured on such a device?"""
+    reason = calibrated_step(
+        deployment.shape, deployment.hardware, deployment.engine, deployment.precision, deployment.gpus
+    )[1]
+    return "extrapolated" if reason else "calibrated"
 
 
 def price_of(device: Hardware, wanted: Wanted) -> float | None:
@@ -163,73 +175,78 @@ def price_of(device: Hardware, wanted: Wanted) -> float | None:
     return device.price.typical if device.price else None
 
 
-def _mixed(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> Deployment | Rejected:
+def _mixed(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> Offer | Rejected:
     """Replicas that prefill and decode in the same steps."""
-    replica = OpenLoop(c.model)
-    if replica.memory.room <= 0:
+    d = c.deployment
+    if d.memory.room <= 0:
         return Rejected(c.name, "the weights do not fit")
-    if replica.sequence_bytes(traffic.longest) > replica.memory.room:
-        return Rejected(
-            c.name, f"the longest request, {traffic.longest} tokens: {_too_large(replica, traffic.longest)}"
-        )
-    most, limit = replica.most(traffic, target)
-    if most <= 0:
-        return Rejected(c.name, _why(limit, replica, traffic))
-    replicas = ceil(traffic.rate / most)
-    load = replica.at(traffic.rate / replicas, traffic, target)
+    if d.cache(traffic.longest) > d.memory.room:
+        return Rejected(c.name, f"the longest request, {traffic.longest} tokens: {_too_large(d, traffic.longest)}")
+
+    def at(rate: float) -> Load:
+        return c.mixed.at(rate, traffic, target)
+
+    highest, limit = most(at)
+    if highest <= 0:
+        return Rejected(c.name, _why(limit, d, traffic))
+    count = ceil(traffic.rate / highest)
+    load = at(traffic.rate / count)
     return _priced(
-        c, load, load.ttft, traffic, wanted, load.prefill_share, name=f"{replicas} x ({c.name})", replicas=replicas,
-        prefill_replicas=0, goodput=replicas * most, limited_by=limit,
-        survives_one_loss=(replicas - 1) * most >= traffic.rate,
+        c, load, load.ttft, traffic, wanted, load.prefill_share, name=f"{count} x ({c.name})", replicas=count,
+        prefill_replicas=0, goodput=count * highest, limited_by=limit,
+        survives_one_loss=(count - 1) * highest >= traffic.rate,
     )  # fmt: skip
 
 
-def _split(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> Deployment | Rejected | None:
+def _split(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> Offer | Rejected | None:
     """A pool that prefills and one that decodes, the cache shipped between them; None where it makes no sense."""
-    if not wanted.split or c.device.kind == "cpu":
-        return None
-    prefill, decode = OpenLoop(c.model, "prefill"), OpenLoop(c.model, "decode")
-    if prefill.memory.room <= prefill.sequence_bytes(traffic.longest):
+    d = c.deployment
+    if not wanted.split or c.device.kind == "cpu" or d.memory.room <= d.cache(traffic.longest):
         return None  # the mixed row says what does not fit
-    ship = prefill.sequence_bytes(traffic.fresh_tokens) / NETWORK  # every GPU ships its own part
+    ship = d.cache(traffic.fresh_tokens) / NETWORK  # every GPU ships its own part
     in_time = None if target.ttft is None else target.ttft - ship
     if in_time is not None and in_time <= 0:
         return Rejected(f"split {c.name}", "shipping one cache takes longer than the TTFT target")
     first = msgspec.structs.replace(target, ttft=in_time)
-    most_prefill, limit_prefill = prefill.most(traffic, first)
-    most_decode, limit_decode = decode.most(traffic, target)
-    if most_prefill <= 0 or most_decode <= 0:
-        limit = limit_prefill if most_prefill <= 0 else limit_decode
-        return Rejected(f"split {c.name}", _why(limit, prefill, traffic))
-    prefills, decodes = ceil(traffic.rate / most_prefill), ceil(traffic.rate / most_decode)
-    ttft = prefill.at(traffic.rate / prefills, traffic, first).ttft + ship
-    load = decode.at(traffic.rate / decodes, traffic, target)
+
+    def prefilling(rate: float) -> Load:
+        return c.decode.prefilling(rate, traffic, first)
+
+    def decoding(rate: float) -> Load:
+        return c.decode.at(rate, traffic, target)
+
+    (fast, limit_prefill), (long, limit_decode) = most(prefilling), most(decoding)
+    if fast <= 0 or long <= 0:
+        return Rejected(f"split {c.name}", _why(limit_prefill if fast <= 0 else limit_decode, d, traffic))
+    prefills, decodes = ceil(traffic.rate / fast), ceil(traffic.rate / long)
     return _priced(
-        c, load, ttft, traffic, wanted, prefills / (prefills + decodes),
+        c, decoding(traffic.rate / decodes), prefilling(traffic.rate / prefills).ttft + ship, traffic, wanted,
+        prefills / (prefills + decodes),
         name=f"{prefills} prefill + {decodes} decode x ({c.name})", replicas=decodes, prefill_replicas=prefills,
-        goodput=min(prefills * most_prefill, decodes * most_decode),
-        limited_by=limit_prefill if prefills * most_prefill < decodes * most_decode else limit_decode,
-        survives_one_loss=min((prefills - 1) * most_prefill, (decodes - 1) * most_decode) >= traffic.rate,
+        goodput=min(prefills * fast, decodes * long),
+        limited_by=limit_prefill if prefills * fast < decodes * long else limit_decode,
+        survives_one_loss=min((prefills - 1) * fast, (decodes - 1) * long) >= traffic.rate,
     )  # fmt: skip
 
 
 def _priced(
     c: Candidate, load: Load, ttft: float, traffic: Traffic, wanted: Wanted, prefill_share: float, *, name: str,
     replicas: int, prefill_replicas: int, goodput: float, **rest: Any,
-) -> Deployment | Rejected:  # fmt: skip
+) -> Offer | Rejected:  # fmt: skip
     """The deployment with its bill, `prefill_share` of which is for prompts; rejected when it cannot be priced or is
     over budget."""
-    price, total, loop = price_of(c.device, wanted), (replicas + prefill_replicas) * c.gpus, OpenLoop(c.model)
+    d, price = c.deployment, price_of(c.device, wanted)
+    total = (replicas + prefill_replicas) * d.gpus
     if price is None:
         return Rejected(c.name, "no price is catalogued; give one with --prices")
     hour = price * total
     if wanted.budget is not None and hour > wanted.budget:
         return Rejected(c.name, f"{total} GPUs at ${hour:,.2f}/h are over the budget")
     tokens = traffic.rate * 3600 / 1e6  # million requests' worth of one token, per hour
-    return Deployment(
-        rank=0, name=name, hardware=c.device.name, hardware_kind=c.device.kind, gpus=c.gpus, total_gpus=total,
-        precision=c.precision, replicas=replicas, prefill_replicas=prefill_replicas, attention_dp=c.attention_dp,
-        memory=loop.memory, max_model_len=_context_limit(loop, traffic),
+    return Offer(
+        rank=0, name=name, hardware=c.device.name, hardware_kind=c.device.kind, gpus=d.gpus, total_gpus=total,
+        precision=c.precision, replicas=replicas, prefill_replicas=prefill_replicas, attention_dp=d.attention_dp,
+        memory=d.memory, max_model_len=_context_limit(d, traffic),
         batch=round(load.batch, 1), peak_batch=ceil(load.peak_batch), chunk=load.chunk, ttft_ms=ttft * 1e3,
         tpot_ms=load.tpot * 1e3, mean_tpot_ms=load.mean_tpot * 1e3, basis=c.basis,
         goodput=goodput, utilisation=traffic.rate / goodput, headroom=goodput / traffic.rate - 1,
@@ -239,26 +256,25 @@ def _priced(
     )  # fmt: skip
 
 
-def _context_limit(replica: OpenLoop, traffic: Traffic) -> int:
+def _context_limit(d: Deployment, traffic: Traffic) -> int:
     """Context limit to set: what the traffic needs, rounded up to 1024 while the memory holds it, never above the
     model's own."""
-    shape = replica.model.shape
     need = traffic.longest or ceil(traffic.input_tokens + traffic.output_tokens)
     limit = ceil((traffic.longest or 2 * need) / 1024) * 1024
-    while limit > need and replica.sequence_bytes(limit) > replica.memory.room:
+    while limit > need and d.cache(limit) > d.memory.room:
         limit = max(need, limit - 1024)
-    return min(limit, shape.context) if shape.context else limit
+    return min(limit, d.shape.context) if d.shape.context else limit
 
 
-def _too_large(replica: OpenLoop, tokens: float) -> str:
-    need, free = replica.sequence_bytes(tokens) / 1e9, replica.memory.room / 1e9
+def _too_large(d: Deployment, tokens: float) -> str:
+    need, free = d.cache(tokens) / 1e9, d.memory.room / 1e9
     return f"its cache takes {need:.1f} GB of the {free:.1f} GB left per GPU"
 
 
-def _why(limit: str, replica: OpenLoop, traffic: Traffic) -> str:
+def _why(limit: str, d: Deployment, traffic: Traffic) -> str:
     """Why not even a trickle of requests is served."""
     if limit == "memory":
-        return f"one request alone: {_too_large(replica, traffic.mean_context)}, peaks counted"
+        return f"one request alone: {_too_large(d, traffic.mean_context)}, peaks counted"
     return {
         "tpot": "one request alone is slower than the TPOT target",
         "ttft": "one prompt alone takes longer than the TTFT target",

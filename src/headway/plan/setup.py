@@ -87,10 +87,13 @@ class Setup(msgspec.Struct, frozen=True):
         return device.link.bandwidth
 
     def about(
-        self, replica: Replica, notes: tuple[str, ...] = (), assumptions: tuple[str, ...] = (), counted: str = ""
-    ) -> dict[str, Any]:
+        self, replica: Replica, notes: tuple[str, ...] = (), assumptions: tuple[str, ...] = (), counted: str = "",
+        longest: float = 0,
+    ) -> dict[str, Any]:  # fmt: skip
         """The fields of `Answer`: this verb's notes and assumptions, then those of every verb. `counted`: the mode
-        that made the figures, where it is not the one asked for."""
+        that made the figures, where it is not the one asked for. `longest`: tokens of a sequence."""
+        if 0 < replica.shape.context < longest:
+            notes = (f"{longest:,.0f} tokens are beyond the {replica.shape.context:,} the model was made for", *notes)
         return {
             "model": replica.shape.name, "hardware": replica.hardware.name, "gpus": replica.gpus,
             "precision": replica.precision, "kv_bytes_per_number": replica.shape.kv_width, "math": replica.math,

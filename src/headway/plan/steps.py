@@ -52,7 +52,7 @@ def step(
         assumptions = (f"reading and arithmetic reach {mbu:.0%} of their peaks (--mbu)",)
     fits = batch <= capacities.memory_batch(replica, context)
     return Step(
-        **setup.about(replica, notes, assumptions, "exact" if notes else "")
+        **setup.about(replica, notes, assumptions, "exact" if notes else "", context)
         | {"kind": "estimate" if constants or mbu else "bound"},
         batch=batch, context=context, chunk=chunk, seconds=seconds,
         tokens_per_second=batch / seconds, tokens_per_second_per_user=1.0 / seconds,
@@ -80,7 +80,7 @@ def prefill(setup: Setup, input_tokens: int = 2000, cached_tokens: int = 0, mfu:
     replica = setup.replica(BOUNDS)
     cost = replicas.prefill(replica, input_tokens, mfu, cached=cached_tokens)
     return Prefill(
-        **setup.about(replica, assumptions=mfu_assumption(mfu)) | {"kind": kind_of(mfu)},
+        **setup.about(replica, assumptions=mfu_assumption(mfu), longest=input_tokens) | {"kind": kind_of(mfu)},
         input_tokens=input_tokens, cached_tokens=cached_tokens, mfu=mfu, seconds=cost.seconds,
         tokens_per_second=(input_tokens - cached_tokens) / cost.seconds, binds=cost.binds, terms=cost.terms,
     )  # fmt: skip
@@ -101,7 +101,8 @@ def frontier(setup: Setup, context: int = 4096, batches: Sequence[int] = (), res
     replica = setup.replica(BOUNDS)
     curve = frontiers.frontier(replica, context, batches or None, reserve_gb * 1e9)
     return Frontier(
-        **setup.about(replica), context=context, knee=curve.knee, critical_context=curve.critical_context,
+        **setup.about(replica, longest=context), context=context,
+        knee=curve.knee, critical_context=curve.critical_context,
         ceiling=curve.ceiling, fits_batch=curve.fits, points=curve.points,
     )  # fmt: skip
 
@@ -114,7 +115,9 @@ def capacity(setup: Setup, context: int = 4096, tpot_ms: float | None = None, re
     found = capacities.capacity(replica, context, None if tpot_ms is None else tpot_ms * 1e-3, reserve)
     seconds = decode(replica, found.batch, context).seconds if found.batch else None
     return Capacity(
-        **setup.about(replica, assumptions=(f"{reserve_gb:g} GB kept for activations (--reserve-gb)",))
+        **setup.about(
+            replica, assumptions=(f"{reserve_gb:g} GB kept for activations (--reserve-gb)",), longest=context
+        )
         | {"memory": capacities.memory_plan(replica, reserve)},
         context=context, tpot_ms=tpot_ms, **msgspec.structs.asdict(found),
         gpus_needed=None if found.memory_batch else gpus_needed(replica, context, 1, reserve),
@@ -133,8 +136,10 @@ def tensor_parallel(
     costs = replicas.tensor_parallel(replica, degrees, batch, context)
     latency = setup.link_seconds()
     widest = msgspec.structs.replace(replica, gpus=max(degrees))
+    bare = () if context else ("sequences without a cache, as the text counts (--context)",)
     return TensorParallel(
-        **named.about(widest) | {"gpus": None}, batch=batch, context=context, all_reduce=named.all_reduce,
+        **named.about(widest, assumptions=bare, longest=context) | {"gpus": None},
+        batch=batch, context=context, all_reduce=named.all_reduce,
         link_latency_us=latency * 1e6, message_bytes=message_bytes(replica.shape, batch),
         seconds={degree: cost.seconds for degree, cost in costs.items()},
         best_degree=min(costs, key=lambda degree: costs[degree].seconds),

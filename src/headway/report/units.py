@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def seconds(value: float | None) -> str:
     """A duration in the unit that reads best."""
@@ -29,6 +31,13 @@ def times(value: float | None) -> str:
 
 def dollars(value: float | None) -> str:
     return "-" if value is None else f"${value:,.2f}" if value >= 0.1 else f"${value:.4f}"
+
+
+def same_digits(values: Iterable[float]) -> list[str]:
+    """Dollars of a column that says so, with the digits that the smallest needs."""
+    listed = list(values)
+    digits = 2 if min(listed, default=1.0) >= 0.1 else 4
+    return [f"{value:,.{digits}f}" for value in listed]
 
 
 def gigabytes(value: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headway.roofline.capacity import memory_batch
-from headway.roofline.replica import Replica, decode, requantised
+from headway.roofline.replica import Replica, decode, rate, requantised
 from headway.roofline.speculation import Draft, best_length, verify_costs
 from headway.roofline.step import StepCost, can_split
 from headway.shape.formats import nominal_bytes
@@ -20,6 +20,7 @@ class Lever(msgspec.Struct, frozen=True):
         term_before, term_after: seconds of that term in one step (for capacity and prefill levers: of the same share).
         seconds_before, seconds_after: the step.
         throughput: tokens/s after over before, at the same batch.
+        filled: the same, each at as many sequences as fit; None where none do now.
         batch_before, batch_after: sequences that fit in memory.
         note: what it costs, or when it does not apply.
     """
@@ -31,6 +32,7 @@ class Lever(msgspec.Struct, frozen=True):
     seconds_before: float
     seconds_after: float
     throughput: float
+    filled: float | None
     batch_before: int
     batch_after: int
     note: str = ""
@@ -49,9 +51,10 @@ def levers(
 
     def lever(name: str, term: str, after: Replica, new_context: float = context, note: str = "") -> Lever:
         old, new = decode(d, batch, context), decode(after, batch, new_context)
+        room, fits = memory_batch(d, context), memory_batch(after, new_context)
         return Lever(
-            name, term, _term(old, term), _term(new, term), old.seconds, new.seconds,
-            old.seconds / new.seconds, memory_batch(d, context), memory_batch(after, new_context), note,
+            name, term, _term(old, term), _term(new, term), old.seconds, new.seconds, old.seconds / new.seconds,
+            rate(after, fits, new_context) / now if (now := rate(d, room, context)) else None, room, fits, note,
         )  # fmt: skip
 
     table = [
@@ -68,7 +71,7 @@ def levers(
         table.append(lever("sliding window of 4096", "kv", msgspec.structs.replace(d, shape=full), note=note))
     if output_tokens > 1:
         half = mean_context(input_tokens, output_tokens / 2)
-        table.append(lever("half the output (or thinking) tokens", "kv", d, half, "and half the steps per answer"))
+        table.append(lever("half the output tokens", "kv", d, half, "thinking counts; half the steps per answer"))
     if can_split(d.shape, 2 * d.gpus):
         twice = msgspec.structs.replace(d, gpus=2 * d.gpus)
         table.append(lever("twice the GPUs", "weights", twice, note="twice the price"))
@@ -99,12 +102,25 @@ def _speculation(d: Replica, batch: int, context: float, draft: Draft) -> Lever:
     """Verification over k+1 positions costs arithmetic, and in a mixture the experts the further positions touch: what
     it gains shrinks as the batch grows."""
     step = decode(d, batch, context).seconds
-    k, gain = best_length(draft, 8, verify_costs(d.step_time(), batch, context, 8))
+    k, worth = best_length(draft, 8, verify_costs(d.step_time(), batch, context, 8))
     fits = memory_batch(d, context)
     accepted = "as the curve says" if draft.curve else f"if {draft.acceptance:.0%} are accepted"
     note = f"{k} drafts per step, {accepted}" if k else "a loss at this batch"
+    filled = None
+    if fits:
+        filled = best_length(draft, 8, verify_costs(d.step_time(), fits, context, 8))[1]
     return Lever(
-        "speculative decoding", "steps per token", step, step / gain, step, step / gain, gain, fits, fits, note
+        "speculative decoding",
+        "steps per token",
+        step,
+        step / worth,
+        step,
+        step / worth,
+        worth,
+        filled,
+        fits,
+        fits,
+        note,
     )
 
 
@@ -113,4 +129,5 @@ def _prefix(d: Replica, batch: int, context: float, hit_share: float) -> Lever:
     step = decode(d, batch, context).seconds
     fits = memory_batch(d, context)
     note = f"{hit_share:.0%} of input tokens skip prefill; the decode step is unchanged"
-    return Lever("prefix cache", "prefill", 1.0, 1.0 - hit_share, step, step, 1.0, fits, fits, note)
+    filled = 1.0 if fits else None
+    return Lever("prefix cache", "prefill", 1.0, 1.0 - hit_share, step, step, 1.0, filled, fits, fits, note)

@@ -213,6 +213,11 @@ def decode(d: Replica, batch: float, context: float) -> StepCost:
     return d.step_time().explain(decode_step(d.shape, batch, context))
 
 
+def rate(d: Replica, batch: float, context: float) -> float:
+    """Tokens per second of a batch; 0 of none."""
+    return batch / decode(d, batch, context).seconds if batch else 0.0
+
+
 def margins(d: Replica, context: float) -> tuple[float, float]:
     """(t_K, t_F): seconds of reading and of arithmetic that one more sequence adds (B5)."""
     cost = decode(d, 1, context)
