@@ -27,6 +27,7 @@ from headway.plan.runs import Run, read_runs
 from headway.roofline.calibrate import FILE, FITTED, LOADS, METRICS, SEEN, Calibration, Region, spread_class
 from headway.roofline.constants import CONSTANTS, FIRST_TOKEN, LEVEL_SCALE, Constant, family, labels, typical
 from headway.roofline.loop import Columns, Fleet, Loop
+from headway.roofline.robust import descend
 from planner_report import report
 
 # Scale of the residuals the likelihood expects; smaller trusts the runs more and the priors less.
@@ -110,7 +111,7 @@ def level_spread(constant: Constant, level: str) -> float:
     return LEVEL_SPREAD * LEVEL_SCALE.get(level, 1.0) * (constant.spread / 0.3) ** 0.5
 
 
-def descend(
+def likeliest(
     problem: Problem,
     predict: Callable[[Columns], np.ndarray],
     measured: np.ndarray,
@@ -119,8 +120,8 @@ def descend(
     sigma: float,
     slopes: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The offsets that make the runs most likely: damped Gauss-Newton on the penalised
-    Student-t likelihood. Slopes cost as much as twenty predictions, so they are kept until they lead nowhere.
+    """The offsets that make the runs most likely. Slopes cost as much as twenty predictions, so they are kept until
+    they lead nowhere.
 
     Args:
         predict: logarithms of seconds under some constants.
@@ -128,41 +129,21 @@ def descend(
         sigma: scale of the residuals.
         slopes: at `start`, if they are known.
     """
+    kept = slopes
 
-    def off(logs: np.ndarray) -> np.ndarray:
-        return np.exp(logs) / measured - 1
+    def errors(theta: np.ndarray) -> np.ndarray:
+        return (np.exp(predict(problem.values(theta))) / measured - 1) / sigma
 
-    def cost(residual: np.ndarray, theta: np.ndarray) -> float:
-        tails = (votes * np.log1p((residual / sigma) ** 2 / TAILS)).sum() * (TAILS + 1) / 2
-        return float(tails + ((theta / problem.spread) ** 2).sum() / 2)
+    def slope(theta: np.ndarray, error: np.ndarray, exact: bool) -> np.ndarray:
+        nonlocal kept
+        if kept is None or exact:
+            kept = problem.slopes(theta, predict)
+        return kept * (error + 1 / sigma)
 
-    theta, damping, fresh = start.copy(), 1e-3, True
-    residual = off(predict(problem.values(theta)))
-    best = cost(residual, theta)
-    if slopes is None:
-        slopes = problem.slopes(theta, predict)
-    for _ in range(STEPS):
-        weight = votes * (TAILS + 1) / (TAILS + (residual / sigma) ** 2) / sigma**2
-        slope = slopes * (residual + 1)
-        curvature = (slope * weight) @ slope.T + np.diag(problem.spread**-2)
-        gradient = slope @ (weight * residual) + theta / problem.spread**2
-        before = best
-        for _ in range(6 if fresh else 2):
-            move = -np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), gradient)
-            trial = theta + np.clip(move, -0.5, 0.5)
-            tried = off(predict(problem.values(trial)))
-            found = cost(tried, trial)
-            if found < best:
-                theta, residual, best, damping = trial, tried, found, max(damping / 5, 1e-6)
-                break
-            damping *= 8
-        if before - best > ENOUGH * abs(best):
-            fresh = False
-        elif fresh:
-            break
-        else:
-            slopes, fresh, damping = problem.slopes(theta, predict), True, 1e-3
-    return theta
+    return descend(
+        errors, start, problem.spread, votes=votes * (TAILS + 1) / TAILS, tails=TAILS, slopes=slope, rounds=STEPS,
+        enough=ENOUGH,
+    )  # fmt: skip
 
 
 class Fitter:
@@ -198,7 +179,7 @@ class Fitter:
             predict = self._first(theta[0]) if theta else self._token
             at = len(theta)
             start, slopes = self.best[at], self.slopes[at]
-            theta.append(descend(problem, predict, self.measured[metric], votes, start, SIGMA[metric], slopes))
+            theta.append(likeliest(problem, predict, self.measured[metric], votes, start, SIGMA[metric], slopes))
         return theta[0], theta[1]
 
     def predict(self, theta: tuple[np.ndarray, np.ndarray]) -> Columns:

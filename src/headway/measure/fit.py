@@ -3,15 +3,14 @@
     log(measured) = log(Efficiency.seconds(work, pi, beta)) + noise,   pi and beta probed in the same moment
 
 The constants are those of `Efficiency` that a CPU backend has. Each is positive, so its logarithm is fitted, drawn
-towards a typical value: a constant that the steps say nothing about stays there. Noise has heavy tails (another process
-ran), so the likelihood is Cauchy's: first with much noise and then with the usual one, so that no outlier captures the
-fit, each by Gauss-Newton steps with Levenberg's damping. Steps may come from models made for the purpose
-(`headway.measure.synthetic`) or from a recorded run: the form is one.
+towards a typical value (`roofline/robust.py`): first with much noise and then with the usual one. Steps may come from
+models made for the purpose (`headway.measure.synthetic`) or from a recorded run: the form is one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ import numpy as np
 
 from headway.core.errors import BadInput
 from headway.roofline.profile import Fit
+from headway.roofline.robust import descend
 from headway.roofline.step import Efficiency
 from headway.roofline.work import StepWork
 
@@ -131,43 +131,15 @@ def _stacked(observations: Sequence[Observation]) -> Observation:
 
 
 def _solve(observations: Sequence[Observation]) -> Efficiency:
-    at, steps = np.log([usual for usual, _ in TYPICAL.values()]), _stacked(observations)
+    steps, typical = _stacked(observations), np.log([usual for usual, _ in TYPICAL.values()])
+    at, wide = typical, np.array([away for _, away in TYPICAL.values()])
+
+    def errors(noise: float, logs: np.ndarray) -> np.ndarray:
+        return _residual(steps, _efficiency(logs)) / noise
+
     for noise in NOISE:
-        at = _descend(steps, at, noise)
+        at = descend(partial(errors, noise), at, wide, typical=typical, rounds=ROUNDS)
     return _efficiency(at)
-
-
-def _descend(steps: Observation, start: np.ndarray, noise: float) -> np.ndarray:
-    """Logarithms of the constants, from `start` down to the nearest best ones."""
-    typical = np.log([usual for usual, _ in TYPICAL.values()])
-    pull = np.array([away**-2 for _, away in TYPICAL.values()])
-    at, damping = start, 1e-2
-    error = _residual(steps, _efficiency(at))
-    cost = _cost(error, at - typical, pull, noise)
-    for _ in range(ROUNDS):
-        slopes = np.stack([
-            (_residual(steps, _efficiency(at + nudge)) - error) / 1e-4
-            for nudge in 1e-4 * np.eye(len(TYPICAL))
-        ], axis=1)  # fmt: skip
-        weight = 1.0 / (1.0 + (error / noise) ** 2) / noise**2
-        curve = slopes.T @ (slopes * weight[:, None]) + np.diag(pull)
-        down = -slopes.T @ (weight * error) - pull * (at - typical)
-        before = cost
-        for _ in range(8):
-            move = np.clip(np.linalg.solve(curve + damping * np.diag(np.diag(curve)), down), -1.0, 1.0)
-            tried = _residual(steps, _efficiency(at + move))
-            if _cost(tried, at + move - typical, pull, noise) < cost:
-                at, error, damping = at + move, tried, damping / 3
-                cost = _cost(error, at - typical, pull, noise)
-                break
-            damping *= 4
-        if before - cost < 1e-6 * max(before, 1.0):
-            break
-    return at
-
-
-def _cost(error: np.ndarray, away: np.ndarray, pull: np.ndarray, noise: float) -> float:
-    return float(0.5 * np.log1p((error / noise) ** 2).sum() + 0.5 * (pull * away**2).sum())
 
 
 def _efficiency(logs: np.ndarray) -> Efficiency:

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from headway.roofline.collectives import AllReduce
+from headway.roofline.robust import descend
 from headway.roofline.step import Efficiency, StepTime
 from headway.roofline.work import StepWork
 
@@ -29,6 +30,7 @@ FREE = {
 }  # fmt: skip
 LINK = {"floor": 0.7, "bandwidth": 0.5}  # of the all-reduce, where there is one
 NOISE = {"decode": 0.01, "prompt": 0.05, "moment": 0.01}  # of a logarithm
+TAILS = 9.0  # degrees of freedom of the errors: some requests meet what no model has
 ROUNDS = 30
 
 
@@ -97,28 +99,8 @@ def improved(
         took = ends[spans.end] - ends[spans.begin] + spans.idle
         return np.log(spans.measured / took) / spans.noise
 
-    error = residuals(at)
-    damping = 1e-2
-    for _ in range(ROUNDS):
-        slopes = np.stack([(residuals(at + nudge) - error) / 1e-4 for nudge in 1e-4 * np.eye(len(at))], axis=1)
-        weight = 1.0 / (1.0 + error**2 / 9.0)  # heavy tails: some requests meet what no model has
-        curve = slopes.T @ (slopes * weight[:, None]) + np.diag(wide**-2.0)
-        down = -slopes.T @ (weight * error) - at / wide**2
-        before = _cost(error, at / wide)
-        for _ in range(8):
-            move = np.clip(np.linalg.solve(curve + damping * np.diag(np.diag(curve)), down), -0.5, 0.5)
-            tried = residuals(at + move)
-            if _cost(tried, (at + move) / wide) < before:
-                at, error, damping = at + move, tried, damping / 3
-                break
-            damping *= 4
-        if before - _cost(error, at / wide) < 1e-4 * before:
-            break
+    at = descend(residuals, at, wide, tails=TAILS, rounds=ROUNDS, enough=1e-4)
     return dict(zip(names, map(float, at), strict=True))
-
-
-def _cost(error: np.ndarray, away: np.ndarray) -> float:
-    return float(4.5 * np.log1p(error**2 / 9.0).sum() + 0.5 * (away**2).sum())
 
 
 def _stacked(works: Sequence[StepWork]) -> StepWork:
