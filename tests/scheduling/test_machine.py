@@ -16,6 +16,7 @@ from headway.core.events import EventLog, Preempted
 from headway.core.folds import Totals
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import StepPlan, StepResult
+from headway.executor.simulated import FixedCosts
 from headway.scheduling.budget import Budget
 from headway.scheduling.invariants import check, check_plan
 from headway.scheduling.policies import POLICIES
@@ -62,6 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             key=b"test",
             policy=policy,
             budget=budget,
+            model=FixedCosts(step=1e-9, token=1e-9) if policy.predicts else None,
             log=EventLog(self.totals, self.note_preemption) if logged else None,
             ttl=ttl,
             verify=True,

@@ -316,6 +316,7 @@ def test_the_step_that_takes_blocks_back_admits_nobody() -> None:
 
 
 def test_policies_have_names() -> None:
-    assert [policy_named(name).name for name in ("chunked", "prefill-first", "static", "fcfs")] == list(POLICIES)
-    with pytest.raises(Exception, match=r"policy: 'fifo' is not one of chunked, prefill-first, static, fcfs"):
+    names = ["chunked", "prefill-first", "static", "fcfs", "priority", "fair", "slo"]
+    assert [policy_named(name).name for name in names] == list(POLICIES) == names
+    with pytest.raises(Exception, match=f"policy: 'fifo' is not one of {', '.join(names)}"):
         policy_named("fifo")

@@ -13,6 +13,7 @@ from headway.core.events import AnyEvent, EventLog
 from headway.core.folds import Totals
 from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities, Seconds, StepResult
+from headway.executor.simulated import FixedCosts
 from headway.scheduling.invariants import check
 from headway.scheduling.policies import POLICIES
 from headway.scheduling.policies.policy import Policy
@@ -29,7 +30,9 @@ class Run:
         self.totals = Totals()
         self.events: list[AnyEvent] = []
         log = EventLog(self.totals, self.events.append)
-        self.scheduler = Scheduler(limits, key=b"k", policy=policy, ttl=ttl, log=log)
+        self.scheduler = Scheduler(
+            limits, key=b"k", policy=policy, ttl=ttl, log=log, model=FixedCosts(step=1e-9) if policy.predicts else None
+        )
         self.now = 0
         self.heard: dict[str, list[int]] = {}
         self.ends: dict[str, str] = {}

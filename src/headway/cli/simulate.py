@@ -83,6 +83,7 @@ def simulate(
     if context.invoked_subcommand is not None:
         return
     from headway.cli.command import command_line
+    from headway.core.slo import parse_slo
     from headway.engine.references import load_device, load_shape, profile_of
     from headway.metrics.files import to_json
     from headway.metrics.summary import Targets
@@ -102,12 +103,16 @@ def simulate(
     targets = Targets.parse(slo, attainment)
     device, shape = load_device(_needed("--hardware", hardware)), load_shape(_needed("--model", model))
     profile = profile_of(hardware)
+    wanted = parse_slo(slo)
+    names = [name.strip() for name in policy.split(",")]
+    if step_ms is None and names == ["slo"] and "tpot" in wanted:
+        step_ms = 1e3 * wanted["tpot"]  # so long may a chunk make decodes wait
     setups = [
         Setup(
-            name.strip(), max_rows, max_step_tokens, step_ms, max_model_len, memory, block_size, kv_cache_gib,
-            prefix_cache, prefix_ttl, max_wait, host_us,
+            name, max_rows, max_step_tokens, step_ms, max_model_len, memory, block_size, kv_cache_gib,
+            prefix_cache, prefix_ttl, max_wait, host_us, wanted.get("ttft"),
         )
-        for name in policy.split(",")
+        for name in names
     ]  # fmt: skip
     ready = [deployed(shape, device, gpus, setup, precision=precision, kv=kv, profile=profile) for setup in setups]
     with _bar() as report:

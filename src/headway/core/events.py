@@ -40,6 +40,7 @@ class Queued(Event, frozen=True, kw_only=True, tag="queued"):
         min_tokens: stop ids are not honoured before.
         choice, parent: which of n choices, and whose prompt it shares.
         prompt_logprobs: it wants them, so its prompt is never looked up.
+        tenant: whose it is: a number given in order of appearance.
         names: of the full blocks of its prompt.
     """
 
@@ -54,6 +55,7 @@ class Queued(Event, frozen=True, kw_only=True, tag="queued"):
     parent: str | None = None
     adapter: str = ""
     prompt_logprobs: bool = False
+    tenant: int = 0
     names: tuple[bytes, ...] = ()
 
 
@@ -231,6 +233,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
         policy: name of the scheduling policy.
         budget: its figures by name, as in `scheduling.budget.Budget`.
         ttl: time-to-live of cached blocks, ps.
+        ttft: ps to a first token that the policy works for.
         profile: the step-time model's figures; None if there was none.
         step: number of its first step.
         cache: per KV group, its pool when the log began; () if that was its first moment.
@@ -244,6 +247,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     policy: str
     budget: dict[str, int | float | None] = {}
     ttl: int | None = None
+    ttft: int | None = None
     profile: dict[str, Any] | None = None
     step: int = 0
     cache: tuple[PoolStart, ...] = ()

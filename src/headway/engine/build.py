@@ -264,6 +264,7 @@ def build_engine(
         ttl=ttl,
         bound=options.queue,
         max_wait=options.max_wait,
+        ttft=None if options.ttft_target is None else to_ps(options.ttft_target),
     )
     loop = EngineLoop(
         scheduler=scheduler,

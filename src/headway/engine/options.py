@@ -95,10 +95,16 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     policy: Annotated[
         str,
         Option(
-            "Prompts are computed in chunks beside decodes, before them, or in static batches.",
+            "chunked: prompts in chunks beside decodes, short ones first; fcfs: in their order of arrival; "
+            "prefill-first: before decodes; static: in batches; priority: a better class takes the place of a worse "
+            "one; fair: equal time for every tenant; slo: least slack first, and what would miss --ttft-target is "
+            "turned away.",
             tuple(POLICIES),
         ),
     ] = "chunked"
+    ttft_target: Annotated[
+        float | None, Option("Seconds in which a request should have its first token; for --policy slo.", above=0)
+    ] = None
     max_queued: Annotated[int, Option("Most requests that wait; a server answers more with 503.", least=1)] = 1024
     max_queued_tokens: Annotated[int, Option("Most prompt tokens that wait.", least=1)] = 4_000_000
     max_wait: Annotated[

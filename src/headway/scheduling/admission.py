@@ -90,6 +90,22 @@ class Admission:
             for pool, promised, held, need in zip(pools, self._promised, kept, needs, strict=True)
         )
 
+    def could_fit(self, row: Row, without: Sequence[Row]) -> bool:
+        """Whether its row and blocks would be there without some of the running rows."""
+        hit, _ = self.prefix(row)
+        running = [one for one in self._state.running if one not in without]
+        headroom = len(running) + 1 if running and self._headroom else 0
+        for group, (pool, need) in enumerate(zip(self._state.cache.pools, self._needs(row, hit), strict=True)):
+            promised = sum(self._promise(one, group) for one in running)
+            given = sum(one.table.held(group) for one in without)
+            if pool.available + given - promised - headroom < need:
+                return False
+        return len(running) < self._state.limits.max_rows
+
+    def anew(self) -> Admission:
+        """The room after blocks were taken back."""
+        return Admission(self._state, self._headroom)
+
     def coming(self, row: Row, hit: Hit, work: Iterable[tuple[Row, Work]], alone: int) -> int:
         """Tokens from the start that rows of this step are about to compute and that a waiting row could share; 0 if it
         had better not wait for them. It should if they are at least half of what it would compute otherwise, and if

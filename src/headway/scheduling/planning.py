@@ -34,7 +34,7 @@ class Step:
     """The plan in the making.
 
     Attributes:
-        state: whose step it is.
+        state: whose step it is. now: when it is planned, ps.
         admission: who may come in.
         left: new tokens that chunks may still take.
         work, rows: what is planned so far, and whose it is.
@@ -58,7 +58,7 @@ class Step:
         self.admission = Admission(state, headroom)
         self._budget = budget
         self._model = model
-        self._now = now
+        self.now = now
         self._slowness = slowness  # measured over predicted time
         self.shape = ShapeBuilder(limits.windows) if shaped or model else None
         self._most = min(limits.max_tokens_per_step, budget.tokens or limits.max_tokens_per_step)
@@ -146,6 +146,42 @@ class Step:
             if self.admit_row(row, whole_batch=whole_batch) not in ("", PREFIX):
                 return
 
+    def make_room(self) -> None:
+        """Take blocks back from running rows of a worse priority, the last first, if that lets the first waiting row
+        in. Call it first: none of them may be planned already."""
+        row, running = self.state.queue.first(), self.state.running
+        if row is None or self.state.flights:
+            return
+        worse = [one for one in running if one.request.priority > row.request.priority and not one.strict]
+        if not worse or not self.admission.could_fit(row, worse):
+            return
+        while worse and not (self.admission.has_row(row) and self.admission.fits(row, self.admission.prefix(row)[0])):
+            self.state.preempt(worse.pop(), self.now)
+            self.admission = self.admission.anew()
+
+    def seconds_of(self, work: Work) -> float:
+        """Predicted seconds of one row's work, as if it were alone."""
+        assert self._model is not None, "a policy that predicts has a model"
+        builder = ShapeBuilder(self.state.limits.windows)
+        builder.add(work.start, work.count, work.logits)
+        return self._model.predict(builder.build())
+
+    def seconds_of_prompt(self, row: Row) -> float:
+        """Predicted seconds of all that a row has to compute before its next token, as if it were alone."""
+        start = row.request.planned if row in self.partial else len(row.request.tokens) - self.admission.remaining(row)
+        rest = len(row.request.tokens) - start
+        more = -(-rest // self._most) - 1  # steps that it takes beyond one
+        return self.seconds_of(Work("", start, rest, logits=1)) + more * self.seconds_of(Work("", 0, 1))
+
+    def seconds_by_tenant(self) -> dict[str, float]:
+        """Predicted seconds of what is planned so far, each tenant's as if it were alone."""
+        assert self._model is not None, "a policy that predicts has a model"
+        builders: dict[str, ShapeBuilder] = {}
+        for row, work in zip(self.rows, self.work, strict=True):
+            builder = builders.setdefault(row.request.tenant, ShapeBuilder(self.state.limits.windows))
+            builder.add(work.start, work.count, work.logits)
+        return {tenant: self._model.predict(builder.build()) for tenant, builder in builders.items()}
+
     def open(self) -> None:
         """Find out what the decodes leave to prompts: never nothing, in tokens and in time. Idempotent."""
         if self._opened:
@@ -214,7 +250,7 @@ class Step:
                 return PREFIX
         if (not count and not whole_batch) or (count < rest and not partly):
             return NO_BUDGET
-        copies = self.state.admit(row, hit, fork, self._now)
+        copies = self.state.admit(row, hit, fork, self.now)
         self._copies += copies
         if copies:
             self.copied.append(row)
@@ -306,7 +342,7 @@ class Step:
         """Blocks up to position `end`, from the last running rows if need be; None if the row itself had to yield."""
         while (blocks := row.table.grow(end)) is None:
             victim = self.state.running[-1]
-            self.state.preempt(victim, self._now)
+            self.state.preempt(victim, self.now)
             self._preempted = True
             if victim is row:
                 return None

@@ -17,7 +17,7 @@ import msgspec
 
 from headway.cache.kv import KVCache
 from headway.core.bound import QueueBound
-from headway.core.errors import Reject, Rejected
+from headway.core.errors import BadInput, Reject, Rejected
 from headway.core.events import Cancelled, EventLog, ExecutorReset, Header, Idle, Refused, StepPlanned
 from headway.core.request import Request
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult
@@ -51,6 +51,10 @@ class Scheduler:
         verify: compare tokens on every prefix hit (debug).
         reuse: keep the blocks of ended requests for prompts that begin alike. Without it blocks are only counted: for
             simulations, whose executor never looks at one.
+        ttft: ps in which a request should have its first token, for the policy `slo`; None = no target.
+
+    Raises:
+        BadInput: the policy needs a step-time model.
     """
 
     def __init__(
@@ -67,11 +71,14 @@ class Scheduler:
         max_wait: float | None = None,
         verify: bool = False,
         reuse: bool = True,
+        ttft: int | None = None,
     ) -> None:
+        if policy.predicts and model is None:
+            raise BadInput("--policy", f"{policy.name} needs predicted step times; see `headway probe`")
         self.limits = limits
         self.policy = policy
         self.cache = KVCache(limits, key, ttl, verify, reuse)
-        self.state = State(limits, self.cache, log, max_wait, policy.strict_after)
+        self.state = State(limits, self.cache, log, max_wait, policy.strict_after, ttft)
         self.blocked = ""
         self.pace = Pace()
         self._budget = budget or Budget()
@@ -136,6 +143,7 @@ class Scheduler:
         return Header(
             limits=self.limits,
             policy=self.policy.name,
+            ttft=self.state.ttft,
             budget=msgspec.structs.asdict(self._budget),
             ttl=self._ttl,
             profile=profile,
@@ -274,7 +282,9 @@ class Scheduler:
         """For how many steps, the one in flight included, plans keep their shape if nothing arrives, is cancelled,
         passes its deadline, gets drafts, or ends before the last of them. 0 unless exactly one step is in flight."""
         flights = self.state.flights
-        return run.horizon(self.state, flights[0], self.blocked) if len(flights) == 1 else 0
+        if len(flights) != 1:
+            return 0
+        return run.horizon(self.state, flights[0], self.blocked) if self.policy.timeless else 1
 
     def commit_run(
         self, tokens: Mapping[str, Sequence[int]], times: Sequence[int], seconds: Seconds | None = None

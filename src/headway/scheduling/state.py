@@ -56,6 +56,8 @@ class State:
         flights: plans whose results are not committed yet, oldest first.
         gone: ids the executor holds and must drop with the next plan.
         emissions: what the engine has not taken yet.
+        accounts: predicted seconds of each tenant's work; kept by the policy `fair`.
+        ttft: ps in which a request should have its first token, for the policy `slo`; None = no target.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class State:
         log: EventLog | None,
         max_wait: float | None = None,
         strict_after: int | None = STRICT_AFTER,
+        ttft: int | None = None,
     ) -> None:
         self.limits = limits
         self.cache = cache
@@ -77,10 +80,13 @@ class State:
         self.flights: deque[Flight] = deque()
         self.gone: list[str] = []
         self.emissions: list[Emission] = []
+        self.accounts: dict[str, float] = {}
+        self.ttft = ttft
         self._max_wait = max_wait
         self._strict_after = strict_after
         self._deadlines: list[tuple[int, int, bool, Row]] = []  # (when, number, of waiting only, row)
         self._added = 0
+        self._tenants: dict[str, int] = {}  # numbers of tenants in the log
 
     def add(self, request: Request) -> None:
         """A new request; choices other than the first wait for their parent's prompt."""
@@ -100,7 +106,8 @@ class State:
             row.place = Place.FORKING
             parent.forks.append(row)
         if self.log:
-            self.log.append(_queued(row, self.cache.block_size))
+            number = self._tenants.setdefault(request.tenant, len(self._tenants))
+            self.log.append(_queued(row, self.cache.block_size, number))
 
     def admit(self, row: Row, hit: Hit, fork: bool, now: int) -> tuple[BlockCopy, ...]:
         """WAITING -> RUNNING, starting from a cached prefix, or, as a fork, from the prompt of its parent (whose full
@@ -233,6 +240,8 @@ class State:
     def _forget(self, row: Row) -> None:
         request = row.request
         del self.rows[request.id]
+        if not self.rows:
+            self.accounts.clear()
         siblings = self.choices[request.request_id]
         siblings.remove(row)
         if not siblings:
@@ -249,7 +258,7 @@ class State:
             self.gone.append(row.request.id)
 
 
-def _queued(row: Row, block_size: int) -> Queued:
+def _queued(row: Row, block_size: int, tenant: int) -> Queued:
     """The names of a prompt are those of its first choice."""
     request = row.request
     names = row.table.name_blocks(request.tokens, request.prompt_len // block_size) if row.parent is None else ()
@@ -266,5 +275,6 @@ def _queued(row: Row, block_size: int) -> Queued:
         parent=request.parent,
         adapter=request.adapter,
         prompt_logprobs=request.params.prompt_logprobs is not None,
+        tenant=tenant,
         names=tuple(names),
     )

@@ -48,6 +48,7 @@ class Setup(msgspec.Struct, frozen=True):
         kv_cache_gib: of the cache, in place of all that is free.
         prefix_cache: whether finished prefixes are kept. prefix_ttl: for how many seconds.
         max_wait: seconds a request may wait for its turn.
+        ttft: seconds to the first token that the policy `slo` works for.
         host_us: microseconds per step outside of the step-time model.
     """
 
@@ -63,6 +64,7 @@ class Setup(msgspec.Struct, frozen=True):
     prefix_ttl: float = 1800.0
     max_wait: float | None = None
     host_us: float = 0.0
+    ttft: float | None = None
 
     def __post_init__(self) -> None:
         policy_named(self.policy)
@@ -72,7 +74,7 @@ class Setup(msgspec.Struct, frozen=True):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= 1 << 24:
                 raise BadInput(f"--{name.replace('_', '-')}", f"{value} is not a whole number from 1 to {1 << 24}")
-        for name in ("step_ms", "kv_cache_gib", "prefix_ttl", "max_wait"):
+        for name in ("step_ms", "kv_cache_gib", "prefix_ttl", "max_wait", "ttft"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise BadInput(f"--{name.replace('_', '-')}", f"{value:g} is not a number above 0")
@@ -102,7 +104,8 @@ class Deployed(msgspec.Struct, frozen=True):
         sized = self.budget.milliseconds is not None or policy.predicts
         scheduler = Scheduler(
             self.limits, key=b"", policy=policy, budget=self.budget, model=self.model if sized else None, log=log,
-            ttl=to_ps(self.setup.prefix_ttl), max_wait=self.setup.max_wait, reuse=self.setup.prefix_cache,
+            ttl=to_ps(self.setup.prefix_ttl), ttft=None if self.setup.ttft is None else to_ps(self.setup.ttft),
+            max_wait=self.setup.max_wait, reuse=self.setup.prefix_cache,
         )  # fmt: skip
         executor = SimulatedRanks(self.limits, clock, self.model, answers, host=self.setup.host_us * 1e-6)
         return Replica([scheduler], executor, clock, answers, leaps=leaps)

@@ -132,6 +132,7 @@ class Recording:
             priority=queued.priority,
             deadline=queued.deadline,
             adapter=queued.adapter,
+            tenant=str(queued.tenant),
             choice=queued.choice,
             parent=queued.parent,
         )
@@ -215,10 +216,12 @@ def replay(
     budget = msgspec.convert(header.budget, Budget)
     if model is None and header.profile and header.profile.get("costs"):
         model = FixedCosts(**header.profile["costs"])
-    if budget.milliseconds is not None and model is None:
-        raise BadInput(str(path), "its budget is in milliseconds; give the step-time model of the run")
+    if (budget.milliseconds is not None or policy_named(header.policy).predicts) and model is None:
+        why = "its budget is in milliseconds, or its policy predicts"
+        raise BadInput(str(path), f"{why}; give the step-time model of the run")
+    policy = policy_named(header.policy)
     scheduler = Scheduler(
-        header.limits, key=b"", policy=policy_named(header.policy), budget=budget, model=model, ttl=header.ttl
+        header.limits, key=b"", policy=policy, budget=budget, model=model, ttl=header.ttl, ttft=header.ttft
     )
     hasher = scheduler.cache.hasher = NamesOfTokens(header.limits.block_size, b"")
     pools = []

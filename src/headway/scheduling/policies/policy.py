@@ -19,6 +19,7 @@ class Policy:
         pauses_decode: running decodes may be left out of a step that still has budget.
         headroom: nobody is admitted unless every running row could have one more block.
         predicts: it needs the step-time model.
+        timeless: its plans do not depend on the time, or on what earlier plans cost; so equal steps may be leapt over.
         strict_after: preemptions after which a request is only admitted with its worst case reserved; None = never.
     """
 
@@ -27,4 +28,5 @@ class Policy:
     pauses_decode: bool = False
     headroom: bool = True
     predicts: bool = False
+    timeless: bool = True
     strict_after: int | None = STRICT_AFTER
