@@ -23,7 +23,7 @@ import numpy as np
 
 from live_server import Live, Pulse, live
 
-ROWS, QUEUED = 16, 128
+ROWS, QUEUED = 16, 48
 PROMPT, TOKENS = 64, 32
 TIMES = 10
 FLAT = 0.05  # share that memory may grow by

@@ -49,10 +49,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each context")
     parser.add_argument("--contexts", default="128,1024,2048,4096,7000")
+    parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--step-ms", type=float, help="the budget; default: the engine's own")
     parser.add_argument("--json", type=Path, help="where to keep the results")
     args = parser.parse_args()
-    with LLM(max_rows=16, step_ms=args.step_ms) as llm:
+    with LLM(max_rows=16, step_ms=args.step_ms, max_model_len=args.max_model_len) as llm:
         budget = llm.engine.pacing.budget.milliseconds
         print("steps:", llm.engine.pacing.text)
         results: dict[str, Any] = {"budget_ms": budget, "step_times": llm.engine.step_times}

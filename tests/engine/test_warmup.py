@@ -7,7 +7,7 @@ import pytest
 from headway.core.clock import VirtualClock
 from headway.core.request import SamplingParams
 from headway.core.step import Capabilities
-from headway.engine.warmup import measure_steps, pace
+from headway.engine.warmup import measure_steps, pace, settle
 from headway.executor.simulated import FixedCosts, HashedTokens, SimulatedExecutor
 from tests.engine.tiny import TinyModel, complete, prompts, tokens_of
 
@@ -49,6 +49,22 @@ def test_the_budget_is_three_decode_steps_unless_somebody_says_otherwise() -> No
     assert pace(executor(), 256, 70.0, None, measured=False).budget.milliseconds == 70
     assert pace(executor(), 256, None, None, measured=False).budget.milliseconds is None
     assert pace(executor(), 256, None, FixedCosts(step=1.0), measured=True).model == FixedCosts(step=1.0)
+
+
+def test_a_server_writes_its_cache_and_runs_its_largest_step_before_anybody_asks() -> None:
+    model = TinyModel()
+    params = SamplingParams(temperature=0, max_tokens=6, seed=0)
+    cold = complete(model.loop(), prompts(5), params)
+    loop = model.loop()
+    sizes: list[int] = []
+    submit = loop.executor.submit
+    loop.executor.submit = lambda plan: sizes.append(sum(work.count for work in plan.work)) or submit(plan)  # type: ignore[method-assign]
+    pacing = pace(loop.executor, 256, 5.0, FixedCosts(step=0.001, token=0.0001), measured=True)
+    assert settle(loop.executor, pacing, seconds=60.0) == 400
+    assert max(sizes) == 190, "(20 ms - 1) / 0.1, the longest step when nobody decodes"
+    warm = complete(loop, prompts(5), params)
+    assert {id: tokens_of(deltas) for id, deltas in warm.items()} == {id: tokens_of(d) for id, d in cold.items()}
+    assert settle(loop.executor, pacing, seconds=0.0) == 0
 
 
 def test_a_real_executor_answers_as_if_it_had_never_been_warmed_up() -> None:

@@ -220,6 +220,7 @@ def cache_status(cache: KVCache) -> Status:
 def start_engine(line: bytes) -> Loaded:
     """Load the model of an `EngineOptions`, given as JSON."""
     from headway.engine.build import build_engine
+    from headway.engine.warmup import settle
 
     tray = EventTray()
     options = msgspec.json.decode(line, type=EngineOptions)
@@ -230,6 +231,7 @@ def start_engine(line: bytes) -> Loaded:
         return writers[-1]
 
     engine = build_engine(options, subscribers=(tray.fold,), make_writer=make_writer)
+    settle(engine.loop.executor, engine.pacing)
     scheduler = engine.loop.scheduler
     limits = scheduler.limits
 

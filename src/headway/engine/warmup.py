@@ -7,17 +7,22 @@ chunk, each without a context and behind a long one.
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass
 
 from headway.core.request import SamplingParams
 from headway.core.step import BlockCopy, Capabilities, RowInit, StepPlan, Work
 from headway.executor.protocol import Executor
 from headway.executor.simulated import FixedCosts
-from headway.scheduling.budget import Budget, StepTimeModel
+from headway.scheduling.budget import Budget, StepTimeModel, largest_chunk
+from headway.scheduling.shape import ShapeBuilder
 
 CHUNK, SMALL_CHUNK, SLOW = 64, 16, 0.1  # tokens; the small one where a decode takes longer than SLOW seconds
 CONTEXT = 1024  # tokens of the long context
 TRIES = 2
+
+SETTLE_SECONDS = 0.5
+TOUCHED = 64  # blocks of each group that are written at once
 
 DECODES = 3.0  # what a step may take beside decodes, in decode steps
 LEAST_MS = 20.0  # a faster stream than fifty tokens a second helps nobody
@@ -82,6 +87,27 @@ def pace(executor: Executor, tokens: int, step_ms: float | None, known: StepTime
     return Pacing(Budget(tokens=tokens, milliseconds=milliseconds), known or costs, costs, text)
 
 
+def settle(executor: Executor, pacing: Pacing, seconds: float = SETTLE_SECONDS) -> int:
+    """What a server does before anybody asks, so that no stream waits while memory is mapped: the largest step there
+    will be, and for so long at most the cache is written once, from the blocks on that are handed out first. On an
+    executor that holds no rows -> how many blocks of each group were written.
+    """
+    limits, budget = executor.capabilities(), pacing.budget
+    steps = _Steps(executor, limits)
+    most = min(budget.tokens or limits.max_tokens_per_step, limits.max_model_len - 1)
+    most = min(most, limits.max_tokens_per_step, min(limits.blocks) * limits.block_size)
+    if pacing.model is not None and budget.milliseconds is not None:
+        longest = budget.milliseconds * budget.alone
+        most = largest_chunk(ShapeBuilder(limits.windows), 0, most, pacing.model, longest)
+    if most > 1:
+        steps.seconds(0, most)
+    end, written = time.monotonic() + seconds, 0
+    while written < max(limits.blocks) and time.monotonic() < end:
+        steps.write(written, written + TOUCHED)
+        written += TOUCHED
+    return min(written, max(limits.blocks))
+
+
 class _Steps:
     """Steps of one row, at the beginning of the cache."""
 
@@ -96,13 +122,22 @@ class _Steps:
         table = tuple(tuple(range(blocks)) for _ in self._limits.blocks)
         params = SamplingParams(temperature=0.0, seed=0)
         row = RowInit(_LABEL, (0,) * (start + count), start + count, params, blocks=table)
-        groups = range(len(self._limits.blocks))
-        written = tuple(BlockCopy(group, 0, block) for group in groups for block in range(1, blocks))
-        self._run(new=(row,), copies=written)  # memory that was never written is not read like a cache
+        self._run(new=(row,), copies=self._copies(1, blocks))  # memory that was never written is not read like a cache
         work = (Work(_LABEL, start, count, logits=1, sample=True),)
         best = min(self._run(work=work) for _ in range(TRIES))
         self._run(gone=(_LABEL,))
         return best
+
+    def write(self, first: int, end: int) -> None:
+        """Something into blocks `first` to `end` - 1 of every group."""
+        self._run(copies=self._copies(max(first, 1), end))
+
+    def _copies(self, first: int, end: int) -> tuple[BlockCopy, ...]:
+        return tuple(
+            BlockCopy(group, 0, block)
+            for group, size in enumerate(self._limits.blocks)
+            for block in range(first, min(end, size))
+        )
 
     def _run(self, **plan: object) -> float:
         number = next(self._numbers)
