@@ -77,6 +77,22 @@ VARIANTS |= {
         "model_type": "gemma3_text", "sliding_window": 33, "head_dim": 16, "attention_bias": True,
         "final_logit_softcapping": 4.0, "sliding_window_pattern": 2,
     },
+    "gemma": {"model_type": "gemma", "head_dim": 24, "tie_word_embeddings": True, "attention_bias": True},
+    "ministral window": {
+        "model_type": "ministral", "sliding_window": 11, "head_dim": 16,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
+    "olmo3 window": {
+        "model_type": "olmo3", "sliding_window": 9, "num_hidden_layers": 4, "attention_bias": True,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    },
+    "exaone4": {"model_type": "exaone4", "sliding_window": 13, "num_hidden_layers": 5, "pad_token_id": 0},
+    "exaone4 full": {
+        "model_type": "exaone4", "sliding_window": None, "pad_token_id": 0, "layer_types": ["full_attention"] * 2,
+    },
     "olmo2": {"model_type": "olmo2", "head_dim": 24},
     "olmo2 biases": {"model_type": "olmo2", "attention_bias": True, "tie_word_embeddings": True},
     "granite": {
@@ -134,7 +150,8 @@ VARIANTS |= {
 }  # fmt: skip
 LATER = ("phi", "gpt", "stablelm", "cohere", "glm", "nemotron", "starcoder2", "smollm3 w", "phi3 w")
 NOT_IN_GGUF = {name for name in VARIANTS if name.startswith(LATER)} | {
-    "smollm3 listed", "mistral window", "qwen2 window", "qwen3 window", "gemma2 uncapped", "gemma3_text capped",
+    "smollm3 listed", "mistral window", "qwen2 window", "qwen3 window",
+    "ministral window", "olmo3 window", "gemma2 uncapped", "gemma3_text capped",
 }  # fmt: skip
 IN_GGUF = {name: changes for name, changes in VARIANTS.items() if name not in NOT_IN_GGUF} | {
     "gemma2": VARIANTS["gemma2"] | {"query_pre_attn_scalar": 24},

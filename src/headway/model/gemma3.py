@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headway.core.fields import Fields
 from headway.model import gemma2
 from headway.model.blocks import Weights, by_layer, embed, logits, normed_qk, qkv
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.rope import inverse_frequencies, rope, rope_from_hf
+from headway.model.rope import inverse_frequencies, rope, rope_fields, rope_from_hf
 from headway.model.tensors import QK_NORMS
 from headway.ops.protocol import Forward, Ops, Tensor
 
@@ -25,7 +24,6 @@ DIALECT = replace(
         "rope.freq_base_swa": "rope_local_base_freq",
     },
 )
-KINDS = ("full_attention", "sliding_attention")
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -36,28 +34,17 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     """
     own = checkpoint
     if not checkpoint.gguf:
-        own = replace(own, config=_rope_fields(own.config, "full_attention", "rope_theta", "rope_scaling"))
+        full = rope_fields(own.config, "full_attention", own.config.number("rope_theta"), "rope_scaling")
+        own = replace(own, config=full)
     config = gemma2.scaled(own, decoder_config(own, DIALECT), DIALECT, SCALED_BY_WIDTH)
     if checkpoint.gguf:
         theta = stated(own, DIALECT).number("rope_local_base_freq", 1e4)
         local = rope(inverse_frequencies(config.head_dim, theta))
     else:
-        fields = _rope_fields(checkpoint.config, "sliding_attention", "rope_local_base_freq")
-        local = rope_from_hf(fields, config.head_dim)
+        theta = checkpoint.config.number("rope_local_base_freq")
+        local = rope_from_hf(rope_fields(checkpoint.config, "sliding_attention", theta), config.head_dim)
     config, layer = replace(config, local_rope=local), gemma2.layer_of(own) | QK_NORMS
     return decoder_of(own, config, layer, build, norms_less_one=not own.gguf)
-
-
-def _rope_fields(fields: Fields, kind: str, theta: str, scaling: str = "") -> Fields:
-    """The fields, with the rope of one kind of layer as their only one. Newer files have a rope per kind; older ones
-    say `theta`, and `scaling` of the full layers alone."""
-    nested = fields.group("rope_parameters")
-    for name in nested.values:
-        if name not in KINDS:
-            raise nested.fault(name, f"is not a kind of layer; accepted: {', '.join(KINDS)}")
-    older = fields.group(scaling).values if scaling else {}
-    values = {"rope_theta": fields.number(theta), **nested.group(kind).values, **older}
-    return Fields({**fields.values, "rope_parameters": values, "rope_scaling": None}, fields.where, fields.error)
 
 
 def build(config: DecoderConfig, weights: Weights) -> Forward:

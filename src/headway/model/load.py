@@ -16,6 +16,8 @@ from headway.model import (
     cohere,
     deepseek_v2,
     deepseek_v3,
+    exaone4,
+    gemma,
     gemma2,
     gemma3,
     glm4,
@@ -27,6 +29,7 @@ from headway.model import (
     mixtral,
     nemotron,
     olmo2,
+    olmo3,
     olmoe,
     phi,
     phi3,
@@ -63,6 +66,8 @@ FAMILIES = {
     "command-r": cohere.decoder,  # in GGUF
     "deepseek_v2": deepseek_v2.decoder,
     "deepseek_v3": deepseek_v3.decoder,
+    "exaone4": exaone4.decoder,
+    "gemma": gemma.decoder,
     "gemma2": gemma2.decoder,
     "gemma3": gemma3.decoder,  # in GGUF
     "gemma3_text": gemma3.decoder,
@@ -72,10 +77,12 @@ FAMILIES = {
     "gpt_neox": gpt_neox.decoder,
     "gptneox": gpt_neox.decoder,  # in GGUF
     "granite": granite.decoder,
+    "ministral": mistral.decoder,
     "mistral": mistral.decoder,
     "mixtral": mixtral.decoder,
     "nemotron": nemotron.decoder,
     "olmo2": olmo2.decoder,
+    "olmo3": olmo3.decoder,
     "olmoe": olmoe.decoder,
     "phi": phi.decoder,
     "phi2": phi.decoder,  # in GGUF

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp, normed_qk, projections
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, decoder_config, has_attention_biases
+from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases
 from headway.model.family import Decoder, decoder_of
-from headway.model.tensors import FULL_QK_NORMS, MATRICES, O_BIAS, POST_NORMS, QKV_BIASES
+from headway.model.tensors import FULL_QK_NORMS, MATRICES, O_BIAS, POST_NORMS, QKV_BIASES, TensorSpec
 from headway.ops.protocol import Forward, Ops, Tensor
+
+DIALECT = Dialect(defaults={"rms_norm_eps": 1e-5})
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -16,9 +18,13 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
+    return decoder_of(checkpoint, decoder_config(checkpoint, DIALECT), layer_of(checkpoint), build)
+
+
+def layer_of(checkpoint: Checkpoint) -> dict[str, TensorSpec]:
+    """A layer's tensors, with the biases that the checkpoint has."""
     biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
-    layer = MATRICES | POST_NORMS | FULL_QK_NORMS | biases
-    return decoder_of(checkpoint, decoder_config(checkpoint), layer, build)
+    return MATRICES | POST_NORMS | FULL_QK_NORMS | biases
 
 
 def build(config: DecoderConfig, weights: Weights) -> Forward:
@@ -30,7 +36,7 @@ def build(config: DecoderConfig, weights: Weights) -> Forward:
         for layer, w in enumerate(layers):
             q, k, v = projections(ops, x, w)
             q, k = normed_qk(ops, q, k, w, config)
-            attended = attend(ops, q, k, v, w, layer, config, config.rope)
+            attended = attend(ops, q, k, v, w, layer, config, config.rope_of(layer))
             x = ops.rms_norm(attended, w["attention_post_norm"], config.norm_eps, residual=x)
             x = ops.rms_norm(mlp(ops, x, w, config), w["mlp_post_norm"], config.norm_eps, residual=x)
         return logits(ops, x, weights, config)

@@ -169,6 +169,21 @@ def _original(fields: Fields, stated: Fields, context: int, apart: bool) -> int:
     return stated.size(name) if name in stated.values else context
 
 
+LAYER_KINDS = ("full_attention", "sliding_attention")
+
+
+def rope_fields(fields: Fields, kind: str, theta: float, scaling: str = "") -> Fields:
+    """The fields, with the rope of one kind of layer as their only one. Newer files have a rope per kind; older ones
+    say no more than theta, and `scaling` of the full layers alone. theta: where the rope does not say it."""
+    nested = fields.group("rope_parameters")
+    for name in nested.values:
+        if name not in LAYER_KINDS:
+            raise nested.fault(name, f"is not a kind of layer; accepted: {', '.join(LAYER_KINDS)}")
+    older = fields.group(scaling).values if scaling else {}
+    values = {"rope_theta": theta, **nested.group(kind).values, **older}
+    return Fields({**fields.values, "rope_parameters": values, "rope_scaling": None}, fields.where, fields.error)
+
+
 def rope_from_gguf(fields: Fields, tensors: Mapping[str, Weight], head: int, interleaved: bool) -> Rope:
     """From the metadata of a GGUF's architecture and its tensor of factors. head: numbers of a head."""
     kind = fields.text("rope.scaling.type", "linear")  # what llama.cpp takes it for; the factor is 1 if not given

@@ -14,6 +14,7 @@ from headway.core.errors import BadInput
 from headway.core.fields import Fields
 
 NORMS_2 = ("input_layernorm", "post_attention_layernorm")
+NORMS_BEHIND = ("post_attention_layernorm", "post_feedforward_layernorm")
 NORMS_4 = (*NORMS_2, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
@@ -91,6 +92,7 @@ class Family:
         return whole
 
 
+MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
 QWEN = {
     "num_key_value_heads": 32, "max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096,
     "max_window_layers": 28,
@@ -118,11 +120,8 @@ LAYERNORMS = (("self_attn.q_norm", "self_attn.q_layernorm"), ("self_attn.k_norm"
 DEEPSEEK_V3 = Family(experts="mlp", shared="sum", router_bias=True)
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(),
-    "mistral": Family(
-        qkv_bias=False, o_bias=False,
-        defaults={"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
-    ),
-    "ministral": Family(qkv_bias=False, o_bias=False),
+    "mistral": Family(qkv_bias=False, o_bias=False, defaults=MISTRAL),
+    "ministral": Family(qkv_bias=False, o_bias=False, defaults=MISTRAL),
     "mixtral": Family(qkv_bias=False, o_bias=False, experts="block"),
     "smollm3": Family(
         tied=True,
@@ -200,7 +199,14 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "granite": Family(),
     "olmoe": Family(qk_norm="full", experts="mlp"),
-    "olmo2": Family(qk_norm="full", norms=("post_attention_layernorm", "post_feedforward_layernorm")),
+    "olmo2": Family(qk_norm="full", norms=NORMS_BEHIND),
+    "olmo3": Family(
+        qk_norm="full", norms=NORMS_BEHIND, window_every=4, defaults={"sliding_window": 4096}
+    ),
+    "exaone4": Family(
+        qkv_bias=False, o_bias=False, qk_norm="head", norms=NORMS_BEHIND, window_every=4,
+        defaults={"sliding_window": 4096},
+    ),
     "qwen2": Family(qkv_bias=True, o_bias=False, defaults=QWEN),
     "qwen2_moe": Family(
         qkv_bias=True, qkv_bias_field="qkv_bias", o_bias=False, experts="mlp", shared="gated"),

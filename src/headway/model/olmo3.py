@@ -1,0 +1,27 @@
+"""OLMo 3: an OLMo 2 with a window in three of four layers (OLMo team, 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headway.model import olmo2
+from headway.model.checkpoint import Checkpoint
+from headway.model.config import Dialect, decoder_config
+from headway.model.family import Decoder, decoder_of
+from headway.model.rope import rope_fields, rope_from_hf
+
+THETA = 500000.0
+DIALECT = Dialect(understood=frozenset({"sliding_window"}), defaults={"rms_norm_eps": 1e-5})
+
+
+def decoder(checkpoint: Checkpoint) -> Decoder:
+    """Understand a checkpoint of this family.
+
+    Raises:
+        ModelFileError: config or tensors are not those of a model this family runs.
+    """
+    stated = checkpoint.config
+    full = rope_fields(stated, "full_attention", stated.number("rope_theta", THETA), "rope_scaling")
+    config = decoder_config(replace(checkpoint, config=full), DIALECT)
+    local = rope_from_hf(rope_fields(stated, "sliding_attention", THETA), config.head_dim)
+    return decoder_of(checkpoint, replace(config, local_rope=local), olmo2.layer_of(checkpoint), olmo2.build)
