@@ -192,6 +192,12 @@ def test_what_cannot_be_loaded_is_refused_and_changes_nothing(tmp_path: Path) ->
     with pytest.raises(BadInput, match="takes no adapters; --max-loras"):
         TinyModel().loop().load_adapter("a", tmp_path)
     loop.load_adapter("b", adapter(tmp_path, "b"))
+    first = answer(loop, "a")[0]
+    with pytest.raises(BadInput, match="rank 5"):
+        loop.load_adapter("a", tmp_path / "wide", replace=True)
+    assert answer(loop, "a")[0] == first
+    loop.load_adapter("a", adapter(tmp_path, "a", 2), replace=True)
+    assert answer(loop, "a")[0] != first
     with pytest.raises(BadInput, match=r"there is room for 2 adapters \(--max-loras\), taken by a, b$"):
         loop.load_adapter("c", adapter(tmp_path, "c"))
 

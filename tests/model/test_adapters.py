@@ -43,7 +43,7 @@ def bench(path: Path, backend: Backend | None = None) -> tuple[Bench, Adaptable]
 def put(adaptable: Adaptable, number: int, path: Path) -> None:
     file = read_adapter(path)
     adaptable.check(file)
-    adaptable.put(number, file)
+    adaptable.put(number, adaptable.prepare(file))
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ def serve(engine: EngineOptions, server: ServeOptions) -> None:
     import msgspec
 
     from headway.cli.terminal import fetching
+    from headway.core.errors import BadInput
     from headway.model.load import describe
     from headway.model.source import DEFAULT_MODEL
     from headway.serve import logs
@@ -30,9 +31,13 @@ def serve(engine: EngineOptions, server: ServeOptions) -> None:
     logs.configure(server.log_level, server.access_log)
     with fetching() as progress:
         info = describe(engine.model or DEFAULT_MODEL, progress, engine.chat_template)
-    engine = msgspec.structs.replace(engine, model=str(info.path))
+    engine, name = msgspec.structs.replace(engine, model=str(info.path)), server.served_model_name or info.name
+    if name in engine.loras:
+        raise BadInput("--lora", f"{name!r} is the model itself; give the adapter another name")
+    if server.allow_lora_loading is not None and not engine.lora_room:
+        raise BadInput("--allow-lora-loading", "there is no room for adapters; --max-loras makes some")
     served = Served(
-        model=server.served_model_name or info.name,
+        model=name,
         engine_options=msgspec.json.encode(engine),
         queue=engine.queue,
         load_text=lambda: ModelText(info),

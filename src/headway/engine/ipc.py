@@ -1,8 +1,8 @@
 """The border between the API process and the engine process: msgpack messages over two `ipc://` sockets.
 
     API process                                   engine process
-    commands  PUSH --- Submit, Cancel, Stop ---> PULL   (between steps)
-    reports   PULL <-- Ready, Failed, Turn ----- PUSH   (after a step)
+    commands  PUSH --- Submit, Cancel, LoadAdapter, UnloadAdapter, Stop ---> PULL   (between steps)
+    reports   PULL <-- Ready, Failed, Turn, Adapters ----------------------- PUSH   (after a step)
 
 The sockets lie in a fresh folder only this user may enter. Every message is a tagged msgspec struct: nothing that
 arrives can name code to run, and a message above `MAX_MESSAGE` bytes is never read.
@@ -20,7 +20,7 @@ import zmq
 from headway.core.errors import BadInput, EngineDead
 from headway.core.events import AnyEvent
 from headway.core.request import SamplingParams
-from headway.engine.messages import Cancel, Delta, Refusal, Submit
+from headway.engine.messages import Cancel, Delta, LoadAdapter, Refusal, Submit, UnloadAdapter
 from headway.shape.model import ModelShape
 
 MAX_MESSAGE = 64 << 20  # bytes: a million-token prompt is 5 MiB
@@ -66,6 +66,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
         default_params: how requests are sampled that leave it open.
         shape: of the model, with the bytes that the backend holds; None = not known.
         notes: lines worth printing (the memory plan, what predicts step times).
+        adapters: path of each LoRA adapter that requests may name.
     """
 
     model: str
@@ -77,6 +78,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     shape: ModelShape | None = None
     notes: tuple[str, ...] = ()
     status: Status = Status()
+    adapters: dict[str, str] = {}
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -100,8 +102,22 @@ class Turn(msgspec.Struct, frozen=True, tag=True):
     status: Status
 
 
-Command = Submit | Cancel | Stop
-Report = Ready | Failed | Turn
+class Adapters(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a `LoadAdapter` or `UnloadAdapter`.
+
+    Attributes:
+        id: of the command.
+        loaded: path of each adapter that requests may name now.
+        problem: why nothing has changed; "" = it is done.
+    """
+
+    id: str
+    loaded: dict[str, str]
+    problem: str = ""
+
+
+Command = Submit | Cancel | LoadAdapter | UnloadAdapter | Stop
+Report = Ready | Failed | Turn | Adapters
 
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)

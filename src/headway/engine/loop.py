@@ -130,13 +130,18 @@ class EngineLoop:
             raise BadInput("adapter", "this engine takes no adapters; --max-loras makes room for them")
         return self.adapters
 
-    def load_adapter(self, name: str, path: Path) -> None:
-        """Make a LoRA adapter known to requests from now on. Steps wait meanwhile.
+    def adapter_paths(self) -> dict[str, str]:
+        """Where each LoRA adapter that requests may name comes from."""
+        loaded = {} if self.adapters is None else self.adapters.loaded
+        return {name: str(file.path) for name, file in loaded.items()}
+
+    def load_adapter(self, name: str, path: Path, replace: bool = False) -> None:
+        """Make a LoRA adapter known to requests from now on, instead of one of its name with `replace`. Steps wait.
 
         Raises:
             HeadwayError: it cannot be loaded; nothing has changed.
         """
-        self._adapters.load(name, path, self.scheduler.adapters_in_use())
+        self._adapters.load(name, path, self.scheduler.adapters_in_use(), replace)
 
     def unload_adapter(self, name: str) -> None:
         """Forget a LoRA adapter; requests that have it go on with it to their end.

@@ -34,7 +34,23 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     id: str
 
 
-Command = Submit | Cancel
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Make a LoRA adapter known under a name; `replace`: instead of the one that has it, if one does."""
+
+    id: str
+    name: str
+    path: str
+    replace: bool = False
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Forget a LoRA adapter; requests that have it go on with it to their end."""
+
+    id: str
+    name: str
+
+
+Command = Submit | Cancel | LoadAdapter | UnloadAdapter
 
 
 class Delta(msgspec.Struct, frozen=True, tag=True):

@@ -27,8 +27,8 @@ from headway.cache.kv import KVCache
 from headway.core.errors import HeadwayError
 from headway.core.events import AnyEvent, Finished, Header, Queued
 from headway.engine.event_file import ServerEventWriter
-from headway.engine.ipc import Channel, Command, Failed, Ready, Status, Stop, Turn
-from headway.engine.messages import Cancel, Delta, Refusal, Submit
+from headway.engine.ipc import Adapters, Channel, Command, Failed, Ready, Status, Stop, Turn
+from headway.engine.messages import Cancel, Delta, LoadAdapter, Refusal, Submit, UnloadAdapter
 from headway.engine.options import EngineOptions
 
 STDIN = 0
@@ -47,6 +47,12 @@ class Driven(Protocol):
     def cancel(self, message: Cancel) -> None: ...
 
     def turn(self) -> list[Delta]: ...
+
+    def load_adapter(self, name: str, path: Path, replace: bool = False) -> None: ...
+
+    def unload_adapter(self, name: str) -> None: ...
+
+    def adapter_paths(self) -> dict[str, str]: ...
 
 
 class EventTray:
@@ -142,6 +148,16 @@ class Host:
                 refused.append(answer)
         elif isinstance(command, Cancel):
             self._loop.cancel(command)
+        elif isinstance(command, LoadAdapter | UnloadAdapter):
+            problem = ""
+            try:
+                if isinstance(command, LoadAdapter):
+                    self._loop.load_adapter(command.name, Path(command.path), command.replace)
+                else:
+                    self._loop.unload_adapter(command.name)
+            except HeadwayError as error:
+                problem = str(error)
+            self._channel.send(Adapters(command.id, self._loop.adapter_paths(), problem))
 
 
 def serve(folder: Path, start: Callable[[bytes], Loaded]) -> int:
@@ -258,6 +274,7 @@ def start_engine(line: bytes) -> Loaded:
         shape=engine.shape,
         notes=tuple(f"{label}: {amount}" for label, amount in engine.lines()),
         status=status(),
+        adapters=engine.loop.adapter_paths(),
     )
     return Loaded(ready, engine.loop, tray, status, engine.close, rotate, options.hang_seconds)
 

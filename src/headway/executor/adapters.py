@@ -33,11 +33,12 @@ class AdapterTable:
         self._numbers: dict[str, int] = {}  # by identity
         self.loaded: dict[str, AdapterFile] = {}
 
-    def load(self, name: str, path: Path, live: Collection[str] = ()) -> None:
+    def load(self, name: str, path: Path, live: Collection[str] = (), replace: bool = False) -> None:
         """Make an adapter known.
 
         Args:
             live: identities that requests have.
+            replace: in place of the one that has the name, if one does.
 
         Raises:
             BadInput: the name is taken or none, there is no room, or nothing at the path.
@@ -45,18 +46,22 @@ class AdapterTable:
         """
         if not _NAME.fullmatch(name):
             raise BadInput("lora", f"{shown(name)} is not a name of up to 128 letters, digits and . _ - : /")
-        if name in self.loaded:
+        if name in self.loaded and not replace:
             raise BadInput("lora", f"{shown(name)} is loaded already; unload it first")
         file = read_adapter(path)
         self._adaptable.check(file)
         identity = _identity(name, file)
-        if identity not in self._numbers:  # else it was unloaded, and requests still use it
-            self._numbers[identity] = self._free_number(live)
+        ready = self._adaptable.prepare(file) if identity not in self._numbers else None
+        former = self.loaded.pop(name, None)
+        if ready is not None:  # else it was unloaded, and requests still use it
             try:
-                self._adaptable.put(self._numbers[identity], file)
-            except BaseException:
-                del self._numbers[identity]
+                number = self._free_number(live)
+            except BadInput:
+                if former is not None:
+                    self.loaded[name] = former
                 raise
+            self._adaptable.put(number, ready)
+            self._numbers[identity] = number
         self.loaded[name] = file
 
     def _free_number(self, live: Collection[str]) -> int:

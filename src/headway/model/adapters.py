@@ -50,6 +50,16 @@ class Layer:
         return replace(up, shape=(self.shape[0], up.shape[1]), data=data, origin=None)
 
 
+@dataclass(frozen=True)
+class Addition:
+    """What an adapter adds to a layer, prepared."""
+
+    slots: AdapterSlots
+    down: Prepared
+    up: Prepared
+    scale: float
+
+
 class Adaptable:
     """A prepared model's linear layers, for adapters.
 
@@ -61,7 +71,8 @@ class Adaptable:
         limits: how much room there is.
 
     Attributes:
-        bytes: that all slots take when they are filled with adapters of the largest rank.
+        bytes: that all slots take when they are filled with adapters of the largest rank, and one more that is to
+            replace another.
     """
 
     def __init__(
@@ -76,7 +87,7 @@ class Adaptable:
         self._gguf = gguf
         self.limits = limits
         shapes = [layer.shape for pieces in self._by_module.values() for layer in pieces]
-        self.bytes = limits.count * sum(backend.low_rank_bytes(shape, limits.most_rank) for shape in shapes)
+        self.bytes = (limits.count + 1) * sum(backend.low_rank_bytes(shape, limits.most_rank) for shape in shapes)
 
     def check(self, file: AdapterFile) -> None:
         """
@@ -100,23 +111,29 @@ class Adaptable:
             problem = f"{file.path} has rank {file.rank}, and room was made for {self.limits.most_rank}"
             raise BadInput("--max-lora-rank", problem)
 
-    def put(self, number: int, file: AdapterFile) -> None:
-        """Load a checked adapter as this number, in place of what was there.
+    def prepare(self, file: AdapterFile) -> list[Addition]:
+        """A checked adapter's matrices on the backend.
 
         Raises:
-            ModelFileError: a matrix is broken; the number is left empty.
+            ModelFileError: one is broken.
         """
+        ready = []
+        for name, pair in file.pairs.items():
+            down, first = self._backend.prepare_low_rank(pair.down), 0
+            for layer in self._layers(file, name):
+                up = self._backend.prepare_low_rank(layer.own(pair.up, first, file.gguf))
+                ready.append(Addition(layer.slots, down, up, pair.scale))
+                first += layer.shape[0]
+            for weight in (pair.down, pair.up):
+                for origin in weight.origins:
+                    origin.forget()
+        return ready
+
+    def put(self, number: int, additions: Sequence[Addition]) -> None:
+        """Load an adapter as this number, in place of what was there."""
         self.clear(number)
-        try:
-            for name, pair in file.pairs.items():
-                down, first = self._backend.prepare_low_rank(pair.down), 0
-                for layer in self._layers(file, name):
-                    up = self._backend.prepare_low_rank(layer.own(pair.up, first, file.gguf))
-                    layer.slots.put(number, down, up, pair.scale)
-                    first += layer.shape[0]
-        except BaseException:
-            self.clear(number)
-            raise
+        for one in additions:
+            one.slots.put(number, one.down, one.up, one.scale)
 
     def clear(self, number: int) -> None:
         """Forget an adapter."""
@@ -152,5 +169,7 @@ def make_adaptable(
 def _interleaved(decoder: Decoder, role: str) -> int:
     """Heads of a layer whose rows a GGUF has in pairs: of queries and keys, where pairs rotated together are
     neighbours."""
-    heads = {"q": decoder.config.heads, "k": decoder.config.kv_heads}.get(role.rpartition(".")[2], 0)
-    return heads if decoder.gguf and decoder.config.rope.interleaved else 0
+    layer, _, name = role.rpartition(".")
+    heads = {"q": decoder.config.heads, "k": decoder.config.kv_heads}.get(name, 0)
+    whole = f"{layer}.k" in decoder.specs  # keys that are cached, not latent vectors
+    return heads if decoder.gguf and decoder.config.rope.interleaved and whole else 0

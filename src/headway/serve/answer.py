@@ -54,6 +54,7 @@ class Query:
         params: how to sample; its `max_tokens` is not looked at.
         max_tokens: most tokens to generate; None = what the context holds, 0 = none, for the sake of an echo.
         max_context: most tokens of prompt and output together, if that is less than the model's context.
+        adapter: the LoRA adapter that answers; "" = the model itself.
         stream: answer piece by piece.
         echo: the answer begins with the prompt.
         field, limit_field: what the API calls messages or prompts, and `max_tokens`, for errors.
@@ -67,6 +68,7 @@ class Query:
     params: SamplingParams
     max_tokens: int | None = None
     max_context: int | None = None
+    adapter: str = ""
     stream: bool = False
     echo: bool = False
     field: str
@@ -182,6 +184,7 @@ class Answer:
                 arrival=arrival,
                 deadline=deadline,
                 tenant=tenant,
+                adapter=query.adapter,
             )
             for number, (prompt, room) in enumerate(prompts)
         ]

@@ -7,8 +7,9 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,7 +26,7 @@ from headway.engine.machine import wall_clock
 from headway.serve.answer import DEADLINE_HEADER, Answer, Query
 from headway.serve.auth import Keys, check_host, header
 from headway.serve.cors import Cors
-from headway.serve.dialect import Endpoint
+from headway.serve.dialect import AdapterChange, Endpoint
 from headway.serve.dialects import DIALECTS, dialect_of
 from headway.serve.encode import json_bytes
 from headway.serve.errors import ApiError, from_headway, from_msgspec
@@ -61,13 +62,21 @@ class Api:
         model: the name clients use.
         created: when the server started, Unix seconds.
         stall_seconds: /health fails when the engine has work and no step ended for so long.
+        lora_folder: where LoRA adapters may be loaded from on request; None = nowhere.
 
     Attributes:
         phase: what the server is doing; set by `lifecycle`.
     """
 
     def __init__(
-        self, link: EngineLink, metrics: Metrics, budget: BodyBudget, model: str, created: int, stall_seconds: float
+        self,
+        link: EngineLink,
+        metrics: Metrics,
+        budget: BodyBudget,
+        model: str,
+        created: int,
+        stall_seconds: float,
+        lora_folder: Path | None = None,
     ) -> None:
         self._link = link
         self._metrics = metrics
@@ -78,6 +87,7 @@ class Api:
         self._document = document()
         self.model = model
         self.created = created
+        self.lora_folder = lora_folder
         self.ready: Ready | None = None
         self.phase = Phase.LOADING
 
@@ -119,15 +129,18 @@ class Api:
         tenant = request.scope["headway.tenant"]
         deadline = _deadline(request.headers.get(DEADLINE_HEADER))
 
-        def work() -> Answer | bytes:
+        def work() -> Answer | AdapterChange | bytes:
             value = endpoint.answer(_decoded(raw, decoder), self)
             if isinstance(value, Query):
-                return reader.answer(value, self.model, tenant, arrival, deadline)
-            return json_bytes(value)
+                return reader.answer(value, value.adapter or self.model, tenant, arrival, deadline)
+            return value if isinstance(value, AdapterChange) else json_bytes(value)
 
         async with self._budget.read(request) as raw:
             arrival = wall_clock().now()  # waiting for a thread and tokenising are part of a request's wait
             value = await self._pool.run(len(raw), work)
+        if isinstance(value, AdapterChange):
+            await self._link.change_adapters(value.command)
+            return _json(value.answer())
         if isinstance(value, bytes):
             return Response(value, media_type="application/json")
         _ = self.reader  # it may have begun to drain meanwhile
@@ -143,9 +156,17 @@ class Api:
             raise ApiError(503, "the engine has stopped", code="engine_dead", retry_after=10)
         return self._reader
 
-    def check_model(self, model: str | None) -> None:
-        if model is not None and model != self.model:
-            raise ApiError(404, f"model: this server has {self.model!r} only", param="model", code="model_not_found")
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        return self._link.adapters
+
+    def check_model(self, model: str | None) -> str:
+        if model is None or model == self.model:
+            return ""
+        if model in self.adapters:
+            return model
+        has = f"{self.model!r} only" if not self.adapters else ", ".join(map(repr, (self.model, *self.adapters)))
+        raise ApiError(404, f"model: this server has {has}", param="model", code="model_not_found")
 
     # About the server
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from headway.engine.ipc import Ready
+from headway.engine.messages import LoadAdapter, UnloadAdapter
 from headway.serve.errors import ApiError
 from headway.serve.text import PromptReader
 
@@ -25,11 +27,18 @@ class Host(Protocol):
         model: the name clients use.
         created: when the server started, Unix seconds.
         ready: the loaded model; None while it is being loaded.
+        lora_folder: where LoRA adapters may be loaded from on request; None = nowhere.
     """
 
     model: str
     created: int
     ready: Ready | None
+    lora_folder: Path | None
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Path of each LoRA adapter that requests may name, by name."""
+        ...
 
     @property
     def reader(self) -> PromptReader:
@@ -39,12 +48,26 @@ class Host(Protocol):
         """
         ...
 
-    def check_model(self, model: str | None) -> None:
-        """
+    def check_model(self, model: str | None) -> str:
+        """The LoRA adapter that a request's `model` names; "" of the model itself, or none.
+
         Raises:
             ApiError: 404, a model this server does not have.
         """
         ...
+
+
+@dataclass(frozen=True)
+class AdapterChange:
+    """What an endpoint asks of the engine instead of an answer.
+
+    Attributes:
+        command: to load a LoRA adapter, or to forget it.
+        answer: what to answer when that is done, as JSON.
+    """
+
+    command: LoadAdapter | UnloadAdapter
+    answer: Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -54,8 +77,8 @@ class Endpoint:
     Attributes:
         path: as Starlette writes it.
         summary: one sentence for the OpenAPI document.
-        answer: (decoded body, or the path's parameters; host) -> a `Query` to run, or else what to answer, as JSON. A
-            body is looked at in a thread.
+        answer: (decoded body, or the path's parameters; host) -> a `Query` to run, an `AdapterChange` to make, or else
+            what to answer, as JSON. A body is looked at in a thread.
         body: what the JSON of a POST is decoded into; None = the route is a GET.
         stream_type: media type of a streamed answer; "" = it never streams.
     """

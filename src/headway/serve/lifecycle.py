@@ -127,6 +127,19 @@ def _bind(host: str, port: int) -> list[socket.socket]:
     return socks
 
 
+def _lora_folder(options: ServeOptions) -> Path | None:
+    """
+    Raises:
+        BadInput: it is no folder.
+    """
+    if options.allow_lora_loading is None:
+        return None
+    folder = Path(options.allow_lora_loading).resolve()
+    if not folder.is_dir():
+        raise BadInput("--allow-lora-loading", f"{options.allow_lora_loading!r} is not a folder")
+    return folder
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: the first signal here means drain."""
 
@@ -147,7 +160,9 @@ class _Life:
         backlog = Backlog(served.queue)
         self._link = EngineLink(served.engine_command, served.engine_options, backlog, metrics.fold)
         budget = BodyBudget(int(options.max_body_mib * 2**20))
-        self._api = Api(self._link, metrics, budget, served.model, int(time.time()), options.stall_timeout)
+        self._api = Api(
+            self._link, metrics, budget, served.model, int(time.time()), options.stall_timeout, _lora_folder(options)
+        )
         config = uvicorn.Config(
             Gate(self._api, keys, Cors(options.cors_origin)),
             http=GuardedProtocol,

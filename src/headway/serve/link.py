@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from headway.core.errors import EngineDead, HeadwayError
+from headway.core.errors import BadInput, EngineDead, HeadwayError
 from headway.core.events import Admitted, AnyEvent
-from headway.engine.ipc import Channel, Failed, Ready, Status, Stop, Turn, make_folder
-from headway.engine.messages import Cancel, Delta, Refusal, Submit
+from headway.engine.ipc import Adapters, Channel, Failed, Ready, Status, Stop, Turn, make_folder
+from headway.engine.messages import Cancel, Delta, LoadAdapter, Refusal, Submit, UnloadAdapter
 from headway.serve.admission import Backlog
 
 STOP_SECONDS = 5.0  # the engine gets this long to exit by itself
@@ -89,6 +89,7 @@ class EngineLink:
         ready: what the engine said when the model was loaded; None before.
         failed: why it could not start or go on; None while it can.
         dead: the process has ended.
+        adapters: path of each LoRA adapter that requests may name.
         status: the cache after the last turn.
         turned: `time.monotonic()` of the last turn.
     """
@@ -101,6 +102,8 @@ class EngineLink:
         self._on_event = on_event
         self._inboxes: dict[str, Inbox] = {}  # by request
         self._open: set[Inbox] = set()
+        self._changes: dict[str, asyncio.Future[Adapters]] = {}  # of adapters, that were sent
+        self.adapters: dict[str, str] = {}
         self._settled = asyncio.Event()
         self._ended = asyncio.Event()
         self.backlog = backlog
@@ -145,6 +148,9 @@ class EngineLink:
         for inbox in self._open:
             inbox.error = error
             inbox.wake()
+        for change in self._changes.values():
+            if not change.done():
+                change.set_exception(error)
 
     @property
     def active(self) -> int:
@@ -174,6 +180,25 @@ class EngineLink:
             self._inboxes[submit.id] = inbox
             self.backlog.add(submit)
 
+    async def change_adapters(self, command: LoadAdapter | UnloadAdapter) -> None:
+        """Have the engine load or forget a LoRA adapter.
+
+        Raises:
+            EngineDead: there is no engine.
+            BadInput: it refuses; nothing has changed.
+        """
+        if self.dead:
+            raise EngineDead("the engine has ended")
+        self._changes[command.id] = asyncio.get_running_loop().create_future()
+        try:
+            self._channel.send(command)
+            problem = (await self._changes[command.id]).problem
+        finally:
+            del self._changes[command.id]
+        if problem:
+            field, _, why = problem.partition(": ")
+            raise BadInput(field, why)
+
     def close(self, inbox: Inbox) -> None:
         """Stop listening; what is unfinished is cancelled. Idempotent."""
         self._open.discard(inbox)
@@ -198,9 +223,15 @@ class EngineLink:
             elif isinstance(report, Ready):
                 self.ready = report
                 self.status = report.status
+                self.adapters = report.adapters
                 self._settled.set()
             elif isinstance(report, Failed):
                 self.failed = report
+            elif isinstance(report, Adapters):
+                self.adapters = report.loaded
+                change = self._changes.get(report.id)
+                if change is not None and not change.done():
+                    change.set_result(report)
         for inbox in woken:
             inbox.wake()
 

@@ -45,6 +45,11 @@ VLLM_NAMES = {  # of the series that have one there
     "request_prompt_tokens": "request_prompt_tokens",
     "request_generation_tokens": "request_generation_tokens",
 }
+ADAPTER_SERIES = {
+    "adapter_requests_finished_total": "Requests (choices) that ended",
+    "adapter_prompt_tokens_total": "Their prompt tokens",
+    "adapter_generation_tokens_total": "Tokens generated for them",
+}
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -89,6 +94,7 @@ class _Live:
     number: int
     prompt_tokens: int
     shares_prompt: bool
+    adapter: str
     admitted: int | None = None
     first: int | None = None
     last: int | None = None
@@ -107,6 +113,7 @@ class _Seen:
             one prompt count it once.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache at first admission, and found.
         predicted: steps that were predicted.
+        adapters: LoRA adapter -> choices that ended, their prompt tokens (once per prompt), and tokens generated.
         recent_ratio, recent_error: measured / predicted of steps and its distance from 1, over about the last `RECENT`.
     """
 
@@ -116,6 +123,7 @@ class _Seen:
     predicted: int = 0
     recent_ratio: float = 1.0
     recent_error: float = 0.0
+    adapters: dict[str, list[int]] = field(default_factory=dict)
     http: dict[tuple[str, int], int] = field(default_factory=dict)
     ttft: Histogram = field(default_factory=_seconds)
     itl: Histogram = field(default_factory=_seconds)
@@ -161,7 +169,8 @@ class Metrics:
             handler(event)
 
     def _queued(self, event: events.Queued) -> None:
-        live = _Live(event.number, event.prompt_tokens, event.parent is not None)
+        adapter = event.adapter.rpartition("@")[0]  # without the digest of what it adds
+        live = _Live(event.number, event.prompt_tokens, event.parent is not None, adapter)
         self._live[event.id] = self._by_number[event.number] = live
 
     def _admitted(self, event: events.Admitted) -> None:
@@ -188,6 +197,10 @@ class Metrics:
         self._ended.append(live.number)
         self._seen.e2e.observe(to_seconds(event.lived))
         self._seen.output_lengths.observe(event.generated)
+        if live.adapter:
+            sums = self._seen.adapters.setdefault(live.adapter, [0, 0, 0])
+            for place, more in enumerate((1, 0 if live.shares_prompt else live.prompt_tokens, event.generated)):
+                sums[place] += more
         if live.first is not None:
             self._seen.decode.observe(to_seconds(event.now - live.first))
 
@@ -259,6 +272,9 @@ class Metrics:
         http = {f'route="{_escape(route)}",status="{status}"': count for (route, status), count in seen.http.items()}
         blocked = {f'reason="{reason}"': count for reason, count in t.blocked.items()}
         counter, gauge, histogram = "counter", "gauge", "histogram"
+        for place, (name, what) in enumerate(ADAPTER_SERIES.items() if seen.adapters else ()):
+            sums = {f'adapter="{_escape(adapter)}"': counts[place] for adapter, counts in seen.adapters.items()}
+            yield name, counter, f"{what}, by LoRA adapter.", sums
         yield "requests_running", gauge, "Requests that hold cache blocks.", t.running
         yield "requests_waiting", gauge, "Requests that wait for blocks.", t.waiting
         yield "waiting_steps_total", counter, "Steps that left the first waiting request waiting, by reason.", blocked

@@ -29,6 +29,13 @@ class ServeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         tuple[str, ...],
         Option("Origin of pages that may read answers, such as https://app.example; * = all. May be given again."),
     ] = ()
+    allow_lora_loading: Annotated[
+        str | None,
+        Option(
+            "Folder that LoRA adapters may be loaded from by POST /v1/load_lora_adapter; default: they may not. "
+            "--max-loras makes room for them."
+        ),
+    ] = None
     access_log: Annotated[str, Option("A line per request on stderr.", ACCESS)] = "off"
     log_level: Annotated[str, Option("Least level of what is logged on stderr.", LEVELS)] = "info"
 

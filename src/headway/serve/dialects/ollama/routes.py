@@ -30,14 +30,14 @@ FOREVER = 100 * 365 * 86400  # seconds
 def chat(body: OllamaChatRequest, host: Host) -> Query | dict[str, Any]:
     fields = _common(body, host, chat=True)
     if not body.messages:
-        return _loaded(host, {"message": {"role": "assistant", "content": ""}})
+        return _loaded(fields["adapter"] or host.model, {"message": {"role": "assistant", "content": ""}})
     return Query(messages=body.conversation(), field="messages", **fields)
 
 
 def generate(body: OllamaGenerateRequest, host: Host) -> Query | dict[str, Any]:
     fields = _common(body, host, chat=False)
     if not body.prompt:
-        return _loaded(host, {"response": ""})
+        return _loaded(fields["adapter"] or host.model, {"response": ""})
     if body.raw:
         return Query(prompts=[body.prompt], field="prompt", **fields)
     return Query(messages=body.conversation(), field="prompt", **fields)
@@ -47,8 +47,8 @@ def _common(body: OllamaChatRequest | OllamaGenerateRequest, host: Host, chat: b
     options = body.options or Options()
     refuse(body, REFUSED)
     refuse(options, REFUSED_OPTIONS, "options.")
-    host.check_model(body.model.removesuffix(":latest"))
     return {
+        "adapter": host.check_model(body.model.removesuffix(":latest")),
         "params": sampling_params(options, body.alternatives, host.reader.default_params),
         "max_tokens": max_tokens(options),
         "max_context": options.num_ctx,
@@ -59,13 +59,13 @@ def _common(body: OllamaChatRequest | OllamaGenerateRequest, host: Host, chat: b
     }
 
 
-def _loaded(host: Host, content: dict[str, Any]) -> dict[str, Any]:
+def _loaded(name: str, content: dict[str, Any]) -> dict[str, Any]:
     """The answer to a request without a prompt, by which clients have a model loaded."""
-    return {"model": host.model, "created_at": timestamp(), **content, "done": True, "done_reason": "load"}
+    return {"model": name, "created_at": timestamp(), **content, "done": True, "done_reason": "load"}
 
 
 def tags(parameters: dict[str, str], host: Host) -> dict[str, Any]:
-    return {"models": [_listed(host)]}
+    return {"models": [_listed(host, adapter) for adapter in ("", *host.adapters)]}
 
 
 def ps(parameters: dict[str, str], host: Host) -> dict[str, Any]:
@@ -73,11 +73,12 @@ def ps(parameters: dict[str, str], host: Host) -> dict[str, Any]:
     if host.ready is None:
         return {"models": []}
     forever = {"expires_at": timestamp(host.created + FOREVER), "size_vram": 0}
-    return {"models": [{**_listed(host), **forever, "context_length": host.ready.max_model_len}]}
+    context = {"context_length": host.ready.max_model_len}
+    return {"models": [{**_listed(host, adapter), **forever, **context} for adapter in ("", *host.adapters)]}
 
 
 def show(body: OllamaShowRequest, host: Host) -> dict[str, Any]:
-    host.check_model((body.model or body.name or "").removesuffix(":latest"))
+    adapter = host.check_model((body.model or body.name or "").removesuffix(":latest"))
     shape = host.reader and host.ready and host.ready.shape
     info: dict[str, Any] = {}
     if shape:
@@ -87,27 +88,27 @@ def show(body: OllamaShowRequest, host: Host) -> dict[str, Any]:
             f"{shape.family}.embedding_length": shape.d_model, f"{shape.family}.attention.head_count": shape.heads,
             f"{shape.family}.attention.head_count_kv": shape.kv_heads,
         }  # fmt: skip
-    about = _listed(host)
+    about = _listed(host, adapter)
     return {
         "modelfile": "", "parameters": "", "template": "", "details": about["details"], "model_info": info,
         "capabilities": ["completion"], "modified_at": about["modified_at"],
     }  # fmt: skip
 
 
-def _listed(host: Host) -> dict[str, Any]:
-    """The model as lists have it. The digest tells models apart; it is not of a file."""
-    shape = host.ready and host.ready.shape
-    details = {"parent_model": "", "format": "", "family": "", "families": [], "parameter_size": "",
-               "quantization_level": ""}  # fmt: skip
+def _listed(host: Host, adapter: str) -> dict[str, Any]:
+    """The model as lists have it, itself or with a LoRA adapter. The digest tells models apart; it is not of a file."""
+    shape, name = host.ready and host.ready.shape, adapter or host.model
+    details = {"parent_model": host.model if adapter else "", "format": "", "family": "", "families": [],
+               "parameter_size": "", "quantization_level": ""}  # fmt: skip
     if shape:
         details |= {
             "family": shape.family, "families": [shape.family], "parameter_size": _short(shape.params.total),
             "quantization_level": shape.weight_format.upper(),
         }  # fmt: skip
     return {
-        "name": host.model, "model": host.model, "modified_at": timestamp(host.created),
+        "name": name, "model": name, "modified_at": timestamp(host.created),
         "size": int(shape.stored.total) if shape else 0,
-        "digest": hashlib.sha256(host.model.encode() + msgspec.json.encode(shape)).hexdigest(), "details": details,
+        "digest": hashlib.sha256(name.encode() + msgspec.json.encode(shape)).hexdigest(), "details": details,
     }  # fmt: skip
 
 

@@ -287,3 +287,18 @@ def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, flo
 def _in_vocabulary(field: str, token: int, vocab_size: int) -> None:
     if not 0 <= token < vocab_size:
         raise BadInput(field, f"{token} is not a token id from 0 to {vocab_size - 1}")
+
+
+class LoadLoraRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/load_lora_adapter. `lora_path`: within the folder that is open to this; `load_inplace`: a loaded adapter
+    of the name is replaced."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool | None = None
+
+
+class UnloadLoraRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: str

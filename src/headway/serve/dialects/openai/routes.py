@@ -1,27 +1,33 @@
-"""OpenAI's routes, and vLLM's two that go with them: what each asks of the server."""
+"""OpenAI's routes, and vLLM's four that go with them: what each asks of the server."""
 
 from __future__ import annotations
 
+import secrets
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from headway.core.errors import BadInput
+from headway.core.errors import BadInput, shown
+from headway.engine.messages import LoadAdapter, UnloadAdapter
 from headway.serve.answer import Query
-from headway.serve.dialect import Endpoint, Host
+from headway.serve.dialect import AdapterChange, Endpoint, Host
 from headway.serve.dialects.openai.bodies import (
     MAX_ROWS,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    LoadLoraRequest,
     Sampling,
     TokenizeRequest,
+    UnloadLoraRequest,
     ending,
     sampling_params,
 )
 from headway.serve.dialects.openai.format import ChatFormat, CompletionFormat
 from headway.serve.dialects.openai.messages import conversation
+from headway.serve.errors import ApiError
 
 EVENTS = "text/event-stream"
 
@@ -49,9 +55,9 @@ def completions(body: CompletionRequest, host: Host) -> Query:
 
 def _common(body: Sampling, host: Host) -> dict[str, Any]:
     body.check()
-    host.check_model(body.model)
+    adapter = host.check_model(body.model)
     params = sampling_params(body, host.reader.text.vocab_size, host.reader.default_params)
-    return {"params": params, "max_tokens": body.limit(), "stream": body.streams}
+    return {"adapter": adapter, "params": params, "max_tokens": body.limit(), "stream": body.streams}
 
 
 def tokenize(body: TokenizeRequest, host: Host) -> dict[str, Any]:
@@ -72,18 +78,52 @@ def detokenize(body: DetokenizeRequest, host: Host) -> dict[str, Any]:
 
 
 def models(parameters: dict[str, str], host: Host) -> dict[str, Any]:
-    return {"object": "list", "data": [model({"id": host.model}, host)]}
+    return {"object": "list", "data": [model({"id": name}, host) for name in (host.model, *host.adapters)]}
 
 
 def model(parameters: dict[str, str], host: Host) -> dict[str, Any]:
-    host.check_model(parameters["id"])
-    about: dict[str, Any] = {"id": host.model, "object": "model", "created": host.created, "owned_by": "headway"}
+    adapter = host.check_model(parameters["id"])
+    about: dict[str, Any] = {
+        "id": adapter or host.model,
+        "object": "model",
+        "created": host.created,
+        "owned_by": "headway",
+    }
     if host.ready is not None:
         context = host.ready.max_model_len
         meta = {"n_ctx_train": context, "n_ctx": context, "n_vocab": host.ready.vocab_size}
         about |= {"root": host.ready.model, "parent": None, "max_model_len": context, "meta": meta}
         about["shape"] = msgspec.to_builtins(host.ready.shape)  # what `headway bench --hardware` predicts with
+    if adapter:
+        about |= {"root": Path(host.adapters[adapter]).name, "parent": host.model}
     return about
+
+
+def load_lora(body: LoadLoraRequest, host: Host) -> AdapterChange:
+    folder = _lora_folder(host)
+    path = (folder / body.lora_path).resolve()
+    if not path.is_relative_to(folder):
+        raise BadInput("lora_path", "is not within the folder that --allow-lora-loading names")
+    if body.lora_name == host.model:
+        raise BadInput("lora_name", f"{shown(body.lora_name)} is the model itself")
+    command = LoadAdapter(secrets.token_hex(8), body.lora_name, str(path), replace=bool(body.load_inplace))
+    return AdapterChange(command, lambda: model({"id": body.lora_name}, host))
+
+
+def unload_lora(body: UnloadLoraRequest, host: Host) -> AdapterChange:
+    _lora_folder(host)
+    if body.lora_name not in host.adapters:
+        problem = f"lora_name: no adapter {shown(body.lora_name)} is loaded"
+        raise ApiError(404, problem, param="lora_name", code="model_not_found")
+    command = UnloadAdapter(secrets.token_hex(8), body.lora_name)
+    return AdapterChange(command, lambda: {"id": body.lora_name, "object": "model", "deleted": True})
+
+
+def _lora_folder(host: Host) -> Path:
+    if host.lora_folder is None:
+        problem = "adapters are not loaded on request; --allow-lora-loading FOLDER lets them be"
+        raise ApiError(403, problem, code="not_allowed")
+    return host.lora_folder
 
 
 ENDPOINTS = (
@@ -91,6 +131,8 @@ ENDPOINTS = (
     Endpoint("/v1/completions", "Continue a text.", completions, CompletionRequest, EVENTS),
     Endpoint("/tokenize", "Ids of a text or conversation.", tokenize, TokenizeRequest),
     Endpoint("/detokenize", "Text of ids.", detokenize, DetokenizeRequest),
-    Endpoint("/v1/models", "The model this server has.", models),
+    Endpoint("/v1/models", "The model this server has, and its LoRA adapters.", models),
     Endpoint("/v1/models/{id:path}", "One model.", model),
+    Endpoint("/v1/load_lora_adapter", "Load a LoRA adapter, as a model of its own.", load_lora, LoadLoraRequest),
+    Endpoint("/v1/unload_lora_adapter", "Forget a LoRA adapter.", unload_lora, UnloadLoraRequest),
 )
