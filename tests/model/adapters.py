@@ -17,6 +17,7 @@ from tests.adapter_files import PREFIX, write_config
 
 ALL = (
     "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj",
+    "c_attn", "c_proj", "c_fc", "query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h", "fc1", "fc2",
 )  # fmt: skip
 Pairs = dict[str, tuple[torch.Tensor, torch.Tensor]]  # module -> A [rank, in], B [out, rank]
 
@@ -30,9 +31,14 @@ def random_pairs(
     for name, parameter in model.named_parameters():
         module = name.removesuffix(".weight")
         if name.endswith(".weight") and module.rpartition(".")[2] in targets:
-            out, inputs = parameter.shape
+            out, inputs = reversed(parameter.shape) if kept_transposed(model, module) else parameter.shape
             pairs[module] = tuple(torch.randn(s, generator=draw) * size for s in ((rank, inputs), (out, rank)))
     return pairs
+
+
+def kept_transposed(model: PreTrainedModel, module: str) -> bool:
+    """GPT-2's matrices are [in, out]."""
+    return type(model.get_submodule(module)).__name__ == "Conv1D"
 
 
 def merged(model: PreTrainedModel, pairs: Pairs, scale: float | Mapping[str, float]) -> PreTrainedModel:
@@ -41,7 +47,8 @@ def merged(model: PreTrainedModel, pairs: Pairs, scale: float | Mapping[str, flo
     with torch.no_grad():
         for module, (down, up) in pairs.items():
             factor = scale[module] if isinstance(scale, Mapping) else scale
-            copied.get_submodule(module).weight += factor * (up.float() @ down.float())
+            delta = factor * (up.float() @ down.float())
+            copied.get_submodule(module).weight += delta.T if kept_transposed(model, module) else delta
     return copied
 
 

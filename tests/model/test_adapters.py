@@ -52,7 +52,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedMode
     return folder, make(folder)
 
 
-@pytest.mark.parametrize("variant", ["grouped", "qwen3 biases", "phi3", "mlp biases", "gemma2", "granite"])
+@pytest.mark.parametrize(
+    "variant",
+    ["grouped", "qwen3 biases", "phi3", "mlp biases", "gemma2", "granite", "gpt2", "gpt_neox", "cohere", "starcoder2"],
+)
 def test_logits_equal_those_of_merged_weights(tmp_path: Path, variant: str) -> None:
     theirs = make(tmp_path, **VARIANTS[variant])
     pairs = random_pairs(theirs)

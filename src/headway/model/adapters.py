@@ -32,21 +32,19 @@ class Layer:
     Attributes:
         shape: (out, in).
         slots: for what adapters add to it.
-        interleaved: heads whose output rows lie in pairs, as a GGUF has a Llama's; 0 = as in a Hugging Face folder.
+        rows: which rows of its tensor, as the model's file has it, are its own.
+        order: where its file keeps rows in another order than folders do: the row of a folder that each one is.
     """
 
     shape: tuple[int, int]
     slots: AdapterSlots
-    interleaved: int = 0
+    rows: np.ndarray
+    order: np.ndarray | None = None
 
-    def own(self, up: Weight, first: int, gguf: bool) -> Weight:
-        """Its rows of an adapter's matrix [out of all, rank], from `first` on, in its own order, which those of a GGUF
-        adapter have already."""
-        rows = up.data.reshape(up.shape[0], -1)[first : first + self.shape[0]]
-        if self.interleaved and not gguf:
-            heads = rows.reshape(self.interleaved, 2, -1, rows.shape[1])
-            rows = heads.swapaxes(1, 2).reshape(rows.shape)
-        data = np.ascontiguousarray(rows).reshape(-1)
+    def own(self, up: Weight, gguf: bool) -> Weight:
+        """Its rows of an adapter's matrix [out of the whole tensor, rank]. gguf: the adapter is in the file's order."""
+        rows = self.rows if gguf or self.order is None else self.rows[self.order]
+        data = np.ascontiguousarray(up.data.reshape(up.shape[0], -1)[rows]).reshape(-1)
         return replace(up, shape=(self.shape[0], up.shape[1]), data=data, origin=None)
 
 
@@ -119,11 +117,10 @@ class Adaptable:
         """
         ready = []
         for name, pair in file.pairs.items():
-            down, first = self._backend.prepare_low_rank(pair.down), 0
+            down = self._backend.prepare_low_rank(pair.down)
             for layer in self._layers(file, name):
-                up = self._backend.prepare_low_rank(layer.own(pair.up, first, file.gguf))
+                up = self._backend.prepare_low_rank(layer.own(pair.up, file.gguf))
                 ready.append(Addition(layer.slots, down, up, pair.scale))
-                first += layer.shape[0]
             for weight in (pair.down, pair.up):
                 for origin in weight.origins:
                     origin.forget()
@@ -160,16 +157,29 @@ def make_adaptable(
         out, inputs = decoder.weights[role].shape
         slots = backend.adapter_slots((out, inputs), limits.count, limits.most_rank)
         weights[role] = Adapted(prepared[role], slots)
-        layer = Layer((out, inputs), slots, _interleaved(decoder, role))
+        layer = Layer((out, inputs), slots, _rows(decoder, role), _order(decoder, role))
         layers[0].setdefault(spec.hf, []).append(layer)
         layers[1].setdefault(spec.gguf, []).append(layer)
     return adapted(decoder.build(weights)), Adaptable(backend, layers, decoder.gguf, limits)
 
 
-def _interleaved(decoder: Decoder, role: str) -> int:
-    """Heads of a layer whose rows a GGUF has in pairs: of queries and keys, where pairs rotated together are
-    neighbours."""
-    layer, _, name = role.rpartition(".")
-    heads = {"q": decoder.config.heads, "k": decoder.config.kv_heads}.get(name, 0)
-    whole = f"{layer}.k" in decoder.specs  # keys that are cached, not latent vectors
-    return heads if decoder.gguf and decoder.config.rope.interleaved and whole else 0
+def _rows(decoder: Decoder, role: str) -> np.ndarray:
+    """Which rows of its tensor a layer consists of: those that `TensorSpec.cut` takes of their numbers."""
+    spec = decoder.specs[role]
+    total = sum(decoder.weights[other].shape[0] for other, its in decoder.specs.items() if its is spec)
+    numbers = np.arange(total, dtype=np.float32)
+    if spec.cut is None or total == decoder.weights[role].shape[0]:
+        return np.arange(total)
+    upright = spec.shape(decoder.config)[0] == total
+    tensor = Weight("rows", (total, 1) if upright else (1, total), "f32", numbers.view(np.uint8))
+    piece = spec.cut(tensor, decoder.config)[role.partition(".")[2] or role]
+    return piece.flat().view(np.float32).astype(np.int64)
+
+
+def _order(decoder: Decoder, role: str) -> np.ndarray | None:
+    """Of queries and keys in the GGUF files of some families, which lie in rotary pairs."""
+    heads = {"q": decoder.config.heads, "k": decoder.config.kv_heads}.get(role.rpartition(".")[2])
+    if heads is None or not decoder.config.permuted:
+        return None
+    rows = np.arange(decoder.weights[role].shape[0])
+    return rows.reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)

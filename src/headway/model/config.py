@@ -22,6 +22,7 @@ class DecoderConfig:
         context_length: most positions the model was made for.
         norm_eps: added to the mean square, or the variance, in every norm.
         rope: its rotary positions.
+        permuted: its file keeps rows of queries and keys in another order than folders: rotary pairs are neighbours.
         activation: of the MLP, as operations call it.
         tied: logits use the embedding table.
         layer_norms: norms take the mean away first.
@@ -44,6 +45,7 @@ class DecoderConfig:
     context_length: int
     norm_eps: float
     rope: Rope
+    permuted: bool = False
     activation: str = "silu"
     tied: bool = False
     layer_norms: bool = False
@@ -205,6 +207,7 @@ def decoder_config(checkpoint: Checkpoint, dialect: Dialect = Dialect()) -> Deco
         context_length=fields.size("max_position_embeddings", default=2048, most=MAX_CONTEXT),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope=_rope(checkpoint, fields, head_dim, dialect),
+        permuted=checkpoint.gguf and dialect.gguf_interleaved,
         activation=_activation(fields),
         layer_norms=dialect.layer_norms,
         tied=fields.flag("tie_word_embeddings", False),
