@@ -35,8 +35,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 # Families whose files or blocks are cut in other ways.
 PHI3: dict[str, Any] = {"model_type": "phi3", "pad_token_id": 0, "original_max_position_embeddings": 64}
+LONGROPE = {
+    "rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.5, 1.9, 2.5], "rope_theta": 500.0,
+    "long_factor": [1.0, 2.0, 3.0, 4.5, 7.0, 9.0], "original_max_position_embeddings": 64,
+}  # fmt: skip
 VARIANTS |= {
     "phi3": PHI3,
+    "phi3 longrope": PHI3 | {"rope_parameters": LONGROPE, "partial_rotary_factor": 0.75},
+    "llama longrope": {"rope_parameters": LONGROPE | {"attention_factor": 1.4}, "head_dim": 12},
     "phi3 partial": PHI3 | {"partial_rotary_factor": 0.5, "head_dim": 24, "tie_word_embeddings": True},
     "smollm3": {"model_type": "smollm3", "num_hidden_layers": 5, "pad_token_id": 0},
     "smollm3 listed": {
@@ -227,6 +233,15 @@ def to_gguf(folder: Path, path: Path, kind: str = "F32", mixed: Mapping[str, str
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "longrope":
+        original = rope["original_max_position_embeddings"]
+        spread = config["max_position_embeddings"] / original
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_attn_factors(
+            rope.get("attention_factor") or (1 + np.log(spread) / np.log(original)) ** 0.5
+        )
+        for length in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32))
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _factors(rope, head_dim))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], config["num_hidden_layers"])

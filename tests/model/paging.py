@@ -15,9 +15,10 @@ def step_batch(
     rows: Sequence[tuple[Sequence[int], int, Sequence[Sequence[int]]]],
     logits: str = "all",
     adapters: Sequence[int] | None = None,
+    known: Sequence[int] | None = None,
 ) -> StepBatch:
     """rows: (new ids, position of the first, block table per group). logits: of "all" new tokens or the "last".
-    adapters: of each row; None = none has one."""
+    adapters: of each row; None = none has one. known: tokens of each row when it was begun."""
     counts = [len(ids) for ids, _, _ in rows]
     query_start = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     positions = np.concatenate([np.arange(start, start + len(ids)) for ids, start, _ in rows]).astype(np.int32)
@@ -38,6 +39,7 @@ def step_batch(
         groups=tuple(groups),
         logit_index=np.arange(query_start[-1], dtype=np.int32) if logits == "all" else query_start[1:] - 1,
         adapter=np.array(adapters or [0] * len(rows), np.int32),
+        known=None if known is None else np.array(known, np.int32),
     )
 
 
@@ -51,6 +53,7 @@ class Bench:
         self.free = np.random.default_rng(0).permutation(blocks).tolist()
         self.tables: dict[str, list[int]] = {}
         self.length: dict[str, int] = {}
+        self.known: dict[str, int] = {}  # how long the whole text is, of those that come in pieces
 
     def step(
         self, work: dict[str, Sequence[int]], logits: str = "all", adapters: Mapping[str, int] | None = None
@@ -65,4 +68,5 @@ class Bench:
                 table.append(self.free.pop())
             rows.append((ids, start, [table] * len(self.layout.groups)))
             self.length[name] = start + len(ids)
-        return self.program.run(step_batch(self.layout, rows, logits, numbers)).rows.copy()
+        known = [self.known.get(name, self.length[name]) for name in work]
+        return self.program.run(step_batch(self.layout, rows, logits, numbers, known)).rows.copy()

@@ -79,7 +79,8 @@ class ContextExecutor:
         """Digest of the context up to each position, drafts included."""
         row = self.rows[work.id]
         known = [*row.tokens[: work.start + work.count - len(work.draft)], *work.draft]
-        contexts, context = [], b""
+        long = self.limits.long_after is not None and len(row.init.tokens) > self.limits.long_after
+        contexts, context = [], b"long" if long else b""
         for token in known:
             context = digest(context, token)
             contexts.append(context)

@@ -45,6 +45,18 @@ CASES: list[Case] = [
         ],
     ),
     (
+        "a row that outgrows the length at which its model changes positions is computed anew, sharing nothing",
+        {"long_after": 8},
+        [Ask("a", 6, 5)],
+        ["a[0:6]*", "a[6:7]*", "a[7:8]*", "-a", "a[0:9]*", "a[9:10]*", "-a"],
+    ),
+    (
+        "long rows share blocks with each other, and not with short ones",
+        {"long_after": 8},
+        [Ask("a", 8, 1, like="x"), Ask("b", 12, 1, at=1, like="x"), Ask("c", 12, 1, at=2, like="x")],
+        ["a[0:8]*", "b[0:12]* -a", "c[8:12]* -b", "-c"],
+    ),
+    (
         "a budget in tokens cuts chunks",
         {"budget": Budget(tokens=7)},
         [Ask("a", 16, 1)],
@@ -239,7 +251,7 @@ def test_answers_do_not_depend_on_company_policy_or_memory(settings: dict[str, A
     together.play(asks)
     assert together.finishes, "the case ends its requests"
     for ask in asks:
-        alone = Bench()
+        alone = Bench(limits_of(long_after=settings.get("long_after")))
         alone.play([Ask(ask.id, ask.prompt, ask.most, like=ask.like, n=ask.n)])
         for id, tokens in alone.outputs.items():
             assert together.outputs[id] == tokens

@@ -42,7 +42,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 def explain(cache: KVCache, tokens: Sequence[int], tenant: str = "", adapter: str = "") -> Explanation:
     """Compare a prompt with everything cached for its tenant and adapter. Changes nothing."""
-    table = BlockTable(cache, tenant, adapter)
+    table = BlockTable(cache, tenant, adapter, len(tokens))
     size = cache.block_size
     names = table.name_blocks(tokens, (len(tokens) - 1) // size)
     reused = cache.lookup(names, tokens).length

@@ -21,11 +21,14 @@ class BlockHasher:
         self._key = key
         self._packer = struct.Struct(f"<{block_size}q")  # little-endian everywhere: names may travel
 
-    def root(self, tenant: str, adapter: str) -> bytes:
-        """Parent of first blocks. Tenants and adapters never share blocks, because their roots differ."""
+    def root(self, tenant: str, adapter: str, long: bool = False) -> bytes:
+        """Parent of first blocks. Tenants and adapters never share blocks, because their roots differ; nor do long rows
+        of a model that computes those with other positions."""
         salt = tenant.encode()
         payload = len(salt).to_bytes(8, "little") + salt + adapter.encode()
-        return blake2b(payload, digest_size=NAME_BYTES, key=self._key, person=b"headway-root").digest()
+        return blake2b(
+            payload, digest_size=NAME_BYTES, key=self._key, person=b"headway-long" if long else b"headway-root"
+        ).digest()
 
     def pack(self, tokens: Sequence[int]) -> bytes:
         """One block of token ids as bytes."""

@@ -58,6 +58,7 @@ class KVCache:
         self.reuse = reuse
         self.block_size = limits.block_size
         self.windows = limits.windows
+        self.long_after = limits.long_after
         self.windowed = any(window is not None for window in limits.windows)
         self.hasher = BlockHasher(limits.block_size, key)
         self.pools: tuple[BlockPool, ...] = tuple(
@@ -67,6 +68,10 @@ class KVCache:
         self.children: dict[bytes, dict[bytes, None]] = {}  # parent -> names, in order of first appearance
         self._most_new = limits.max_tokens_per_step
         self._verify = verify
+
+    def is_long(self, tokens: int) -> bool:
+        """Whether a row that knows so many tokens is computed with the positions of long ones."""
+        return self.long_after is not None and tokens > self.long_after
 
     def first_needed(self, group: int, position: int) -> int:
         """Index of the first block that a query at `position` looks at."""

@@ -25,7 +25,8 @@ class BlockTable:
     """Blocks of one request in every KV group, and the names of its full blocks.
 
     Attributes:
-        root: what its first block follows; differs by tenant and adapter.
+        root: what its first block follows; differs by tenant and adapter, and of long rows.
+        long: it is one, see `Capabilities.long_after`.
         blocks: per group, block ids by index (position // block_size); -1 = trimmed.
         first: per group, index of the first block held.
         sealed: full blocks from the start whose names have been offered to the pools.
@@ -34,13 +35,23 @@ class BlockTable:
             tokens are append-only.
     """
 
-    __slots__ = ("_cache", "blocks", "capacity", "first", "names", "root", "sealed")
+    __slots__ = ("_cache", "_owner", "blocks", "capacity", "first", "long", "names", "root", "sealed")
 
-    def __init__(self, cache: KVCache, tenant: str = "", adapter: str = "") -> None:
+    def __init__(self, cache: KVCache, tenant: str = "", adapter: str = "", tokens: int = 0) -> None:
         self._cache = cache
-        self.root = cache.hasher.root(tenant, adapter)
-        self.names: list[bytes] = []
+        self._owner = tenant, adapter
         self._clear()
+        self._begin(cache.is_long(tokens))
+
+    def _begin(self, long: bool) -> None:
+        self.long = long
+        self.root = self._cache.hasher.root(*self._owner, long)
+        self.names: list[bytes] = []
+
+    def begin_again(self, tokens: int) -> None:
+        """The row will be computed anew, and knows so many tokens now. The table must be empty."""
+        if self._cache.is_long(tokens) != self.long:
+            self._begin(not self.long)
 
     def _clear(self) -> None:
         self.blocks: tuple[list[int], ...] = tuple([] for _ in self._cache.pools)

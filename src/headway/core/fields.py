@@ -57,6 +57,14 @@ class Fields:
             raise self.fault(name, f"{shown(value)} is not a positive number")
         return float(value)
 
+    def numbers(self, name: str, count: int) -> list[float]:
+        """A list of `count` positive finite numbers."""
+        value = self._get(name, None)
+        if not isinstance(value, list) or len(value) != count:
+            raise self.fault(name, f"{shown(value)} is not a list of {count} numbers")
+        one = Fields({f"{name}[{index}]": number for index, number in enumerate(value)}, self.where, self.error)
+        return [one.number(index) for index in one.values]
+
     def flag(self, name: str, default: bool = False) -> bool:
         value = self._get(name, default)
         if not isinstance(value, bool):

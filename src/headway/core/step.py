@@ -27,6 +27,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_rows: rows in a step, and rows held at once.
         max_tokens_per_step: new tokens in a step; at least max_rows, so that no decode ever waits for another.
         max_model_len: longest context, prompt and generated tokens together.
+        long_after: a row that knows more tokens than so many is computed with other positions (LongRoPE), from its
+            start: anew when it grows past them; and it shares no blocks with shorter ones. None = no row.
         max_prompt_logits: prompt positions whose logits one step may want (prompt_logprobs); None = all it computes.
             Bounds the memory of logits, which are as wide as the vocabulary.
         verifies_drafts: it can verify proposed tokens; without it no plan holds any.
@@ -43,13 +45,15 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_rows: int
     max_tokens_per_step: int
     max_model_len: int
+    long_after: int | None = None
     max_prompt_logits: int | None = None
     verifies_drafts: bool = False
     max_in_flight: int = 1
 
     def __post_init__(self) -> None:
         for name in (
-            "block_size", "max_rows", "max_tokens_per_step", "max_model_len", "max_prompt_logits", "max_in_flight"
+            "block_size", "max_rows", "max_tokens_per_step", "max_model_len", "max_prompt_logits", "max_in_flight",
+            "long_after",
         ):  # fmt: skip
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise BadInput(name, f"{getattr(self, name)} is not an integer >= 1")

@@ -323,6 +323,7 @@ def _limits(options: EngineOptions, model: Model, backend: Backend, free: int) -
         max_rows=options.max_rows,
         max_tokens_per_step=step,
         max_model_len=memory.longest,
+        long_after=model.info.config.rope.original if model.info.config.rope.longer else None,
         max_prompt_logits=PROMPT_LOGITS,
     )
     return limits, memory

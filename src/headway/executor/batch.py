@@ -76,7 +76,7 @@ class BatchRows:
         self._free = list(range(rows))[::-1]
         self._tables = [np.full((rows, max_blocks), -1, np.int32) for _ in limits.blocks]
         # Of the step being laid out.
-        self._slots, self._kv_len, self._adapter = (np.zeros(rows, np.int32) for _ in range(3))
+        self._slots, self._kv_len, self._adapter, self._known = (np.zeros(rows, np.int32) for _ in range(4))
         self._query_start = np.zeros(rows + 1, np.int32)
         self._ids, self._positions = (np.zeros(most, np.int32) for _ in range(2))
         self._cache_slots = [np.zeros(most, np.int64) for _ in limits.blocks]
@@ -111,6 +111,7 @@ class BatchRows:
         slots[:] = [row.slot for row in rows]
         self._adapter[:n] = [row.adapter for row in rows]
         kv_len[:] = ends
+        self._known[:n] = [len(row.init.tokens) for row in rows]
         if sum([one.count for one in work]) == n:  # one token each: decoding
             query_start, at = self._upwards[: n + 1], [one.start for one in work]
             ids = [row.tokens[position] for row, position in zip(rows, at, strict=True)]
@@ -137,6 +138,7 @@ class BatchRows:
             groups=tuple([self._group(group, slots, max(ends), owners, at) for group in range(len(self._tables))]),
             logit_index=last if each_one and total == n else _last(query_start[1:], wanted),
             adapter=self._adapter[:n],
+            known=self._known[:n],
         )
         return Layout(batch, slots, last)
 

@@ -9,7 +9,7 @@ from typing import Any
 from headway.model.blocks import Weights
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig
-from headway.model.rope import FACTORS
+from headway.model.rope import FACTORS, LONG, SHORT
 from headway.model.tensors import BESIDE_LAYERS, Layers, TensorSpec, tensors_of
 from headway.ops.protocol import Forward
 from headway.ops.weight import Weight
@@ -75,7 +75,7 @@ def decoder_of(
     weights = checkpoint.take(
         {role: spec.name(checkpoint.gguf) for role, spec in specs.items()},
         {role: spec.shape(config) for role, spec in specs.items()},
-        {named(name) for name in ignored} | {FACTORS},
+        {named(name) for name in ignored} | {FACTORS, LONG, SHORT},
     )
     cut = {role: _cut(role, specs[role], weight, config) for role, weight in weights.items()}
     return Decoder(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from headway.core.fields import Fields
 from headway.ops.protocol import Rope
 from headway.ops.weight import Weight
 
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # of a GGUF: the same of two lengths
 FACTORS = "rope_freqs.weight"  # of a GGUF: what each pair's frequency is divided by, llama.cpp's form of llama3 scaling
 
 
@@ -118,10 +119,33 @@ def yarn_kept(scale: Scale, fast: float, slow: float, truncate: bool = True) -> 
     return 1 - np.clip((np.arange(len(scale.inv_freq)) - low) / span, 0.0, 1.0)
 
 
+def _dynamic(fields: Fields, scale: Scale) -> Rope:
+    """Frequencies that slow down with every token behind the model's positions, where it is not run: the others."""
+    fields.number("factor")
+    return rope(scale.inv_freq)
+
+
+def _longrope(fields: Fields, scale: Scale) -> Rope:
+    """Each pair is slowed by a factor of its own, by another one in sequences longer than the original context (Ding et
+    al., LongRoPE, 2024)."""
+    pairs = len(scale.inv_freq)
+    short, long = (np.array(fields.numbers(f"{length}_factor", pairs)) for length in ("short", "long"))
+    factor = fields.number("factor", scale.context / scale.original)
+    magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(scale.original))
+    return long_rope(scale, short, long, fields.number("attention_factor", magnitude))
+
+
+def long_rope(scale: Scale, short: np.ndarray, long: np.ndarray, magnitude: float, interleaved: bool = False) -> Rope:
+    """A rope of two lengths."""
+    found = rope(scale.inv_freq / short, magnitude, interleaved)
+    return replace(found, longer=rope(scale.inv_freq / long).inv_freq, original=scale.original)
+
+
 KINDS: Mapping[str, Callable[[Fields, Scale], Rope]] = {
-    "default": _default, "linear": _linear, "proportional": _proportional, "llama3": _llama3, "yarn": _yarn,
+    "default": _default, "linear": _linear, "dynamic": _dynamic, "proportional": _proportional, "llama3": _llama3,
+    "yarn": _yarn, "longrope": _longrope,
 }  # fmt: skip
-_WITH_ORIGINAL = ("llama3", "yarn")  # kinds that know how long the model was before
+_WITH_ORIGINAL = ("llama3", "yarn", "longrope")  # kinds that know how long the model was before
 
 
 def rope_from_hf(fields: Fields, head: int, layer_type: str = "", partial: bool = False) -> Rope:
@@ -149,6 +173,7 @@ def rope_from_hf(fields: Fields, head: int, layer_type: str = "", partial: bool 
             "rope_theta", f"{shown(newer.values['rope_theta'])} contradicts {theta:g}, which rope_scaling implies"
         )
     kind = stated.text("rope_type", stated.text("type", "default"))
+    kind = "longrope" if kind == "su" or (kind == "yarn" and stated.has("long_factor")) else kind  # as Phi-3 once said
     if kind not in KINDS:
         raise stated.fault("rope_type", f"{shown(kind)} is not supported; {', '.join(KINDS)} are")
     share = stated.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
@@ -187,8 +212,8 @@ def rope_fields(fields: Fields, kind: str, theta: float, scaling: str = "") -> F
 def rope_from_gguf(fields: Fields, tensors: Mapping[str, Weight], head: int, interleaved: bool) -> Rope:
     """From the metadata of a GGUF's architecture and its tensor of factors. head: numbers of a head."""
     kind = fields.text("rope.scaling.type", "linear")  # what llama.cpp takes it for; the factor is 1 if not given
-    if kind not in ("none", "linear", "yarn"):
-        raise fields.fault("rope.scaling.type", f"{shown(kind)} is not supported; none, linear and yarn are")
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise fields.fault("rope.scaling.type", f"{shown(kind)} is not supported; none, linear, yarn and longrope are")
     context = fields.size("context_length")
     scale = Scale(
         theta=fields.number("rope.freq_base", 10000.0),
@@ -208,6 +233,9 @@ def rope_from_gguf(fields: Fields, tensors: Mapping[str, Weight], head: int, int
         )
         kept = yarn_kept(scale, fast, slow)
         inv_freq, magnitude = inv_freq * (kept + (1 - kept) / factor), magnitude * yarn_magnitude(factor)
+    if LONG in tensors and SHORT in tensors:
+        short, long = (_factors(fields, name, tensors[name], len(inv_freq)) for name in (SHORT, LONG))
+        return long_rope(scale, short, long, magnitude, interleaved)
     if FACTORS in tensors:
         inv_freq = inv_freq / _factors(fields, FACTORS, tensors[FACTORS], len(inv_freq))
     return rope(inv_freq, magnitude, interleaved)

@@ -35,11 +35,14 @@ class Rope:
         inv_freq: [rotary_dim / 2], angle per position of each pair, rounded to float32, scaling already applied.
         interleaved: pairs are (0,1),(2,3)... (GGUF's llama order) instead of (0, half),(1, half+1)... (HF's order).
         magnitude: factor on cos and sin (YaRN's attention factor); 1 = none.
+        longer: inv_freq of rows that knew more than `original` tokens when they were begun; () = the same.
     """
 
     inv_freq: tuple[float, ...]
     interleaved: bool = False
     magnitude: float = 1.0
+    longer: tuple[float, ...] = ()
+    original: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class StepBatch:
         groups: one view per KV group.
         logit_index: int32 [logit_rows], which tokens' logits are wanted.
         adapter: int32 [rows], adapter number, 0 = none.
+        known: int32 [rows], tokens of a row when it was begun, computed or not; None = kv_len.
     """
 
     ids: np.ndarray
@@ -97,6 +101,7 @@ class StepBatch:
     groups: tuple[GroupBatch, ...]
     logit_index: np.ndarray
     adapter: np.ndarray
+    known: np.ndarray | None = None
 
 
 class AdapterSlots(Protocol):

@@ -221,7 +221,13 @@ class ReferenceOps:
     def _cos_sin(self, rope: Rope) -> tuple[np.ndarray, np.ndarray]:
         """Each float32 [T, 1, rotary_dim / 2]."""
         if id(rope) not in self._angles:
-            angle = self._batch.positions.astype(np.float32)[:, None, None] * np.array(rope.inv_freq, np.float32)
+            inv_freq = np.array(rope.inv_freq, np.float32)
+            if rope.longer:
+                batch = self._batch
+                long = (batch.kv_len if batch.known is None else batch.known) > rope.original
+                of_rows = np.where(long[:, None], np.array(rope.longer, np.float32), inv_freq)
+                inv_freq = np.repeat(of_rows, np.diff(batch.query_start), axis=0)[:, None]
+            angle = self._batch.positions.astype(np.float32)[:, None, None] * inv_freq
             magnitude = np.float32(rope.magnitude)
             self._angles[id(rope)] = (np.cos(angle) * magnitude, np.sin(angle) * magnitude)
         return self._angles[id(rope)]

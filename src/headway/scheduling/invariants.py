@@ -102,7 +102,8 @@ def check_counters(state: State) -> None:
         assert request.planned < request.max_len, f"law: nothing is planned past the end ({row})"
         assert request.planned <= table.capacity, f"law: what is computed has a block ({row})"
         assert table.sealed <= request.computed // cache.block_size, f"law: only full blocks are sealed ({row})"
-        names = BlockTable(cache, request.tenant, request.adapter).name_blocks(
+        known = (cache.long_after or 0) + table.long
+        names = BlockTable(cache, request.tenant, request.adapter, known).name_blocks(
             request.tokens, len(request.tokens) // cache.block_size
         )
         for group, blocks in enumerate(table.blocks):

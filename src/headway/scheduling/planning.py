@@ -118,6 +118,11 @@ class Step:
                 if todo:
                     self.partial.append(row)
                 continue
+            if self.state.outgrown(row):
+                self.state.preempt(row, self.now)
+                self._preempted = True
+                index -= 1
+                continue
             draft = self._draft(row, spare) if request.draft else ()
             spare -= len(draft)
             end = request.computed + request.pending + 1 + len(draft)

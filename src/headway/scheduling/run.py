@@ -33,6 +33,9 @@ def horizon(state: State, flight: Flight, blocked: str) -> int:
     if not (steady and flight.rows and all(one.count == 1 and one.sample for one in flight.plan.work)):
         return 1
     longest = min(row.request.max_len - len(row.request.tokens) for row in flight.rows)
+    if state.limits.long_after is not None:
+        short = [len(row.request.tokens) for row in flight.rows if not row.table.long]
+        longest = min([longest, *(state.limits.long_after + 1 - tokens for tokens in short)])
     return _within_blocks(state, flight.rows, min(longest, MOST_STEPS))
 
 

@@ -91,7 +91,9 @@ class State:
     def add(self, request: Request) -> None:
         """A new request; choices other than the first wait for their parent's prompt."""
         parent = self.rows.get(request.parent) if request.parent else None
-        row = Row(request, BlockTable(self.cache, request.tenant, request.adapter), self._added, parent)
+        row = Row(
+            request, BlockTable(self.cache, request.tenant, request.adapter, request.prompt_len), self._added, parent
+        )
         self._added += 1
         self.rows[request.id] = row
         self.choices.setdefault(request.request_id, []).append(row)
@@ -138,6 +140,10 @@ class State:
             )
         return copies
 
+    def outgrown(self, row: Row) -> bool:
+        """Whether a running row knows so many tokens by now that all of it is computed with other positions."""
+        return self.cache.is_long(len(row.request.tokens)) and not row.table.long
+
     def preempt(self, row: Row, now: int) -> None:
         """RUNNING -> WAITING: give the blocks back and compute again later, in its old place in the order."""
         assert not self.flights, "blocks are taken back between steps only"
@@ -145,6 +151,7 @@ class State:
         if self.log:
             self.log.append(Preempted(now=now, id=request.id, wasted=request.computed))
         self._stop_running(row, now)
+        row.table.begin_again(len(request.tokens))
         request.computed = 0
         request.draft = []
         request.preemptions += 1

@@ -272,7 +272,7 @@ class NativeProgram:
             batch.ids,
             batch.positions,
             batch.query_start,
-            batch.kv_len,
+            batch.kv_len if batch.known is None else batch.known,
             batch.logit_index,
             [group.block_table for group in batch.groups],
             [group.slots for group in batch.groups],
@@ -311,11 +311,10 @@ class NativeOps:
         return Handle(self._program.linear(x.number, weight, bias, _number(residual)))
 
     def rope_and_cache(self, q: Handle, k: Handle, v: Handle, layer: int, rope: Rope) -> Handle:
-        return Handle(
-            self._program.rope_and_cache(
-                q.number, k.number, v.number, layer, rope.inv_freq, rope.interleaved, rope.magnitude
-            )
-        )
+        return Handle(self._program.rope_and_cache(q.number, k.number, v.number, layer, self._rope(rope)))
+
+    def _rope(self, rope: Rope) -> Any:
+        return self._module.Rope(rope.inv_freq, rope.interleaved, rope.magnitude, rope.longer, rope.original)
 
     def attention(
         self, q: Handle, layer: int, scale: float, softcap: float = 0.0, sinks: Prepared | None = None
@@ -386,9 +385,9 @@ class NativeOps:
         rope: Rope,
         eps: float,
     ) -> Handle:
-        turn = (rope.inv_freq, rope.interleaved, rope.magnitude)
+        turn = self._rope(rope)
         return Handle(
-            self._program.latent_attention(q.number, latent.number, norm, key_up, value_up, layer, scale, *turn, eps)
+            self._program.latent_attention(q.number, latent.number, norm, key_up, value_up, layer, scale, turn, eps)
         )
 
     def logit_rows(self, x: Handle) -> Handle:

@@ -73,17 +73,17 @@ using Result = nb::ndarray<nb::numpy, T, nb::ndim<N>>;
 using Logits = std::tuple<Result<float, 2>, Result<float, 2>, Result<double, 1>>;  // rows, peaks, logsumexp
 
 Logits run(Program& program, Array<int32_t, 1> ids, Array<int32_t, 1> positions, Array<int32_t, 1> query_start,
-           Array<int32_t, 1> kv_len, Array<int32_t, 1> logit_index, std::vector<Array<int32_t, 2>> tables,
+           Array<int32_t, 1> known, Array<int32_t, 1> logit_index, std::vector<Array<int32_t, 2>> tables,
            std::vector<Array<int64_t, 1>> slots, Array<int32_t, 1> adapter) {
   if (positions.size() != ids.size()) throw std::invalid_argument("positions must be as many as ids");
-  if (query_start.size() != kv_len.size() + 1) throw std::invalid_argument("query_start must hold one more than kv_len");
-  if (adapter.size() != kv_len.size()) throw std::invalid_argument("adapter must be as many as kv_len");
+  if (query_start.size() != known.size() + 1) throw std::invalid_argument("query_start must hold one more than known");
+  if (adapter.size() != known.size()) throw std::invalid_argument("adapter must be as many as known");
   if (tables.size() != slots.size()) throw std::invalid_argument("block tables and slots must be as many");
-  BatchView batch{(int)ids.size(), (int)kv_len.size(), (int)logit_index.size(), ids.data(), positions.data(),
-                  query_start.data(), kv_len.data(), logit_index.data(), adapter.data(), {}};
+  BatchView batch{(int)ids.size(), (int)known.size(), (int)logit_index.size(), ids.data(), positions.data(),
+                  query_start.data(), known.data(), logit_index.data(), adapter.data(), {}};
   for (size_t g = 0; g < tables.size(); ++g) {
     if (slots[g].size() != ids.size()) throw std::invalid_argument("slots must be as many as ids");
-    if (tables[g].shape(0) != kv_len.size()) throw std::invalid_argument("a block table must have a line per row");
+    if (tables[g].shape(0) != known.size()) throw std::invalid_argument("a block table must have a line per row");
     batch.groups.push_back({tables[g].data(), (int)tables[g].shape(1), slots[g].data()});
   }
   LogitRows result;
@@ -191,6 +191,12 @@ NB_MODULE(_native, m) {
       .def("probe_bandwidth", &probe_bandwidth, "bytes"_a, "rounds"_a)
       .def("probe_compute", &probe_compute, "kind"_a, "seconds"_a);
 
+  nb::class_<RopeTable>(m, "Rope")
+      .def("__init__", [](RopeTable* rope, std::vector<float> inv_freq, bool interleaved, float magnitude,
+                          std::vector<float> longer, int original) {
+        new (rope) RopeTable{std::move(inv_freq), interleaved, magnitude, std::move(longer), original};
+      });
+
   nb::enum_<Activation>(m, "Activation").value("silu", Activation::silu).value("gelu_tanh", Activation::gelu_tanh)
       .value("gelu", Activation::gelu).value("relu", Activation::relu).value("relu2", Activation::relu2);
 
@@ -227,12 +233,7 @@ NB_MODULE(_native, m) {
           "router_bias"_a.none(), "correction"_a.none(), "gate_bias"_a.none(), "up_bias"_a.none(), "down_bias"_a.none(),
           "residual"_a)
       .def("sigmoid_gate", &Program::sigmoid_gate)
-      .def("latent_attention",
-           [](Program& program, int q, int latent, Vector norm, Weights key_up, Weights value_up, int layer, float scale,
-              std::vector<float> inv_freq, bool interleaved, float magnitude, float eps) {
-             return program.latent_attention(q, latent, norm, key_up, value_up, layer, scale,
-                                             {std::move(inv_freq), interleaved, magnitude}, eps);
-           })
+      .def("latent_attention", &Program::latent_attention)
       .def("logit_rows", &Program::logit_rows)
       .def("logits", &Program::logits, "x"_a, "head"_a, "scale"_a, "softcap"_a, "bias"_a.none())
       .def("finish", &Program::finish)

@@ -1,5 +1,6 @@
 #include "ops.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace headway {
@@ -139,10 +140,17 @@ void GateUpOp::run(Step& step, Worker& worker) const {
 }
 
 void AnglesOp::run(Step& step, Worker& worker) const {
-  const int pairs = (int)inv_freq.size();
+  const int pairs = (int)rope.inv_freq.size();
+  const float magnitude = rope.magnitude;
+  const BatchView& batch = step.batch;
   float* table = step.floats(out);
   step.share_runs(worker, step.batch.tokens, [&](int t) {
     float* row = table + (size_t)t * 2 * pairs;
+    const float* inv_freq = rope.inv_freq.data();
+    if (!rope.longer.empty()) {
+      const auto of = std::upper_bound(batch.query_start, batch.query_start + batch.rows, t) - batch.query_start - 1;
+      if (batch.known[of] > rope.original) inv_freq = rope.longer.data();
+    }
     for (int i = 0; i < pairs; ++i) {
       const double angle = (float)step.batch.positions[t] * inv_freq[i];  // the product rounded as float, like the reference
       row[i] = (float)cos(angle) * magnitude;

@@ -77,8 +77,7 @@ struct GateUpOp : Op {
 // Row t of the table: cos then sin of each pair's angle at token t's position.
 struct AnglesOp : Op {
   int out;
-  std::vector<float> inv_freq;
-  float magnitude;
+  RopeTable rope;
   const char* name() const override { return "rope"; }
   void run(Step& step, Worker& worker) const override;
 };

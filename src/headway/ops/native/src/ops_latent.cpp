@@ -66,7 +66,7 @@ int Program::latent_attention(int q, int latent, Vector norm, Weights key_up, We
   need(values_.at(latent).per_token && values_[latent].width == rank + turned, "latent_attention: the latent is not as wide as the cache");
   use(q, FLOATS);
   use(latent, FLOATS);
-  const int angles = add_angles(rope.inv_freq, rope.magnitude);
+  const int angles = add_angles(rope);
   auto cached = std::make_unique<LatentCacheOp>();
   cached->x = latent;
   cached->angles = angles;

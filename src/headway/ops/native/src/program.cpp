@@ -222,22 +222,26 @@ int Program::gated_mlp(int x, Weights gate, Weights up, Weights down, Activation
   return add_linear(hidden, down, down_bias, residual, 0, 0);
 }
 
-int Program::add_angles(const std::vector<float>& inv_freq, float magnitude) {
+int Program::add_angles(const RopeTable& rope) {
+  need(rope.longer.empty() || rope.longer.size() == rope.inv_freq.size(), "a rope has other pairs for long rows");
   for (int value : ropes_) {
     const auto* made = dynamic_cast<const AnglesOp*>(ops_[values_[value].producer].get());
-    if (made->inv_freq == inv_freq && made->magnitude == magnitude) return value;
+    const RopeTable& known = made->rope;
+    if (known.inv_freq == rope.inv_freq && known.magnitude == rope.magnitude && known.longer == rope.longer &&
+        known.original == rope.original) {
+      return value;
+    }
   }
   auto op = std::make_unique<AnglesOp>();
-  op->inv_freq = inv_freq;
-  op->magnitude = magnitude;
-  const int angles = op->out = make(true, 2 * (int)inv_freq.size());
+  op->rope = rope;
+  const int angles = op->out = make(true, 2 * (int)rope.inv_freq.size());
   values_[angles].forms = FLOATS;
   push(std::move(op), {});
   ropes_.push_back(angles);
   return angles;
 }
 
-int Program::rope_and_cache(int q, int k, int v, int layer, const std::vector<float>& inv_freq, bool interleaved, float magnitude) {
+int Program::rope_and_cache(int q, int k, int v, int layer, const RopeTable& rope) {
   const CacheGroup& group = engine_->groups[engine_->find(layer).first];
   const GroupLayout& layout = group.layout;
   for (int x : {q, k, v}) {
@@ -247,15 +251,15 @@ int Program::rope_and_cache(int q, int k, int v, int layer, const std::vector<fl
   need(values_[k].width == layout.heads * layout.key_width, "rope_and_cache: k is not as wide as the cache's keys");
   need(values_[v].width == layout.heads * layout.value_width, "rope_and_cache: v is not as wide as the cache's values");
   need(values_[q].width % (layout.heads * layout.key_width) == 0, "rope_and_cache: q is not a whole number of heads per group");
-  need(2 * (int)inv_freq.size() <= layout.key_width, "rope_and_cache: more rotary pairs than a head has");
-  const int angles = add_angles(inv_freq, magnitude);
+  need(2 * (int)rope.inv_freq.size() <= layout.key_width, "rope_and_cache: more rotary pairs than a head has");
+  const int angles = add_angles(rope);
   auto op = std::make_unique<RopeOp>();
   op->q = q;
   op->k = k;
   op->v = v;
   op->angles = angles;
   op->layer = layer;
-  op->interleaved = interleaved;
+  op->interleaved = rope.interleaved;
   const int out = op->out = make(true, values_[q].width);
   values_[out].forms = FLOATS;
   push(std::move(op), {q, k, v, angles});

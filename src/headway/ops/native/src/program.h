@@ -93,7 +93,7 @@ struct Value {
 
 struct BatchView {  // mirrors StepBatch; all arrays outlive the step
   int tokens, rows, logit_rows;
-  const int32_t *ids, *positions, *query_start, *kv_len, *logit_index, *adapter;
+  const int32_t *ids, *positions, *query_start, *known, *logit_index, *adapter;
   struct Group {
     const int32_t* table;  // [rows][max_blocks]
     int max_blocks;
@@ -225,10 +225,12 @@ struct ExpertBiases {  // each may be null; of gate, up and down expert by exper
   Vector router, correction, gate, up, down;
 };
 
-struct RopeTable {
+struct RopeTable {  // mirrors Rope of headway/ops/protocol.py
   std::vector<float> inv_freq;
   bool interleaved;
   float magnitude;
+  std::vector<float> longer;
+  int original;
 };
 
 class Program {
@@ -240,7 +242,7 @@ class Program {
   int embed(Weights table, float scale, Weights positions);  // positions may be null
   int rms_norm(int x, Vector weight, float eps, int residual);
   int linear(int x, Weights weight, Vector bias, int residual);  // residual -1 = none
-  int rope_and_cache(int q, int k, int v, int layer, const std::vector<float>& inv_freq, bool interleaved, float magnitude);
+  int rope_and_cache(int q, int k, int v, int layer, const RopeTable& rope);
   int attention(int q, int layer, float scale, float softcap, Vector sinks);  // bias and sinks may be null
   int gated_mlp(int x, Weights gate, Weights up, Weights down, Activation activation, int residual, Vector gate_bias,
                 Vector up_bias, Vector down_bias);
@@ -274,7 +276,7 @@ class Program {
   void use(int value, unsigned forms);
   unsigned wanted(const Matrix& m) const;
   int add_linear(int x, Weights weight, Vector bias, int residual, float scale, float softcap);
-  int add_angles(const std::vector<float>& inv_freq, float magnitude);
+  int add_angles(const RopeTable& rope);
   void add_head_linear(int x, Weights weights, int out);
   void check(const BatchView& batch) const;
   int query_heads_per_kv(size_t group) const;
