@@ -35,6 +35,18 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "head_dim": 16, "tie_word_embeddings": True,
     },
     "olmoe": SMALL | {"model_type": "olmoe", "num_experts": 6, "norm_topk_prob": True, "pad_token_id": 0},
+    "gpt_oss": SMALL | {
+        "model_type": "gpt_oss", "num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 24, "sliding_window": 20,
+        "swiglu_alpha": 1.4, "swiglu_limit": 0.7, "rope_parameters": YARN | {"truncate": False},
+    },
+    "gpt_oss no biases": SMALL | {
+        "model_type": "gpt_oss", "num_local_experts": 4, "head_dim": 16, "attention_bias": False,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 33,
+    },
+    "granitemoe": SMALL | {
+        "model_type": "granitemoe", "num_local_experts": 6, "embedding_multiplier": 3.0, "logits_scaling": 2.0,
+        "residual_multiplier": 0.6, "attention_multiplier": 0.2, "attention_bias": True,
+    },
     "deepseek_v2": DEEPSEEK | {"model_type": "deepseek_v2", "q_lora_rank": None},
     "deepseek_v2 groups": DEEPSEEK | {
         "model_type": "deepseek_v2", "q_lora_rank": 28, "topk_method": "group_limited_greedy", "n_group": 4,

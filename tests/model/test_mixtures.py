@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from headway.core.errors import ModelFileError
@@ -127,6 +128,37 @@ def test_experts_in_one_tensor_are_the_same_model(tmp_path: Path) -> None:
     rewritten(tmp_path, fused)
     backend, ids = ReferenceBackend(), prompt(20)
     np.testing.assert_allclose(Bench(load(tmp_path, backend), backend).step({"a": ids}), logits(theirs, ids), **CLOSE)
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def test_gpt_oss_with_mxfp4_experts_equals_its_dequantised_self(tmp_path: Path) -> None:
+    theirs = make(tmp_path, **MIXTURES["gpt_oss"])
+    rng, packed = np.random.default_rng(0), dict[str, np.ndarray]()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if name.endswith(("gate_up_proj", "down_proj")):
+                count, inputs, out = parameter.shape
+                blocks = rng.integers(0, 256, (count, out, inputs // 32, 16), dtype=np.uint8)
+                scales = rng.integers(121, 125, blocks.shape[:-1], dtype=np.uint8)
+                values = E2M1[np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*blocks.shape[:-1], 32)]
+                values = values * np.ldexp(np.float32(1), scales.astype(int) - 127)[..., None]
+                parameter.copy_(torch.from_numpy(values.reshape(count, out, inputs)).transpose(1, 2))
+                packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    rewritten(
+        tmp_path,
+        lambda t: {name: x for name, x in t.items() if not name.endswith(("gate_up_proj", "down_proj"))} | packed,
+    )
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}))
+    ids = prompt(40)
+    expected, backend = logits(theirs, ids), ReferenceBackend()
+    np.testing.assert_allclose(Bench(load(tmp_path, backend), backend).step({"a": ids}), expected, rtol=0, atol=5e-4)
+    if native.available():
+        quick = NativeBackend(threads=2)
+        got = Bench(load(tmp_path, quick), quick).step({"a": ids})
+        assert np.abs(logprobs(got, ids) - logprobs(expected, ids)).mean() < 0.08
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from headway.core.fields import Fields
 from headway.model import llama
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, optional_number, stated
+from headway.model.config import DecoderConfig, Dialect, decoder_config, optional_number, stated
 from headway.model.family import Decoder, decoder_of
 
 DIALECT = Dialect(
@@ -26,16 +27,20 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config, fields = decoder_config(checkpoint, DIALECT), stated(checkpoint, DIALECT)
+    config = multiplied(decoder_config(checkpoint, DIALECT), checkpoint, stated(checkpoint, DIALECT))
+    return decoder_of(checkpoint, config, llama.layer_of(checkpoint), llama.build)
+
+
+def multiplied(config: DecoderConfig, checkpoint: Checkpoint, fields: Fields) -> DecoderConfig:
+    """The config with the multipliers that the fields state."""
     # The residual stream is kept divided by its multiplier: then blocks add to it as they are, and norms, which undo
     # any factor, see the same numbers if their epsilon is divided by its square.
     residual = optional_number(fields, "residual_multiplier", 1.0)
     unsaid = config.head_dim**-0.5 if checkpoint.gguf else 1.0  # as llama.cpp and transformers scale scores then
-    config = replace(
+    return replace(
         config,
         embedding_scale=optional_number(fields, "embedding_multiplier", 1.0) / residual,
         norm_eps=config.norm_eps / residual**2,
         attention_scale=optional_number(fields, "attention_multiplier", unsaid),
         logit_scale=1 / optional_number(fields, "logits_scaling", 1.0),
     )
-    return decoder_of(checkpoint, config, llama.layer_of(checkpoint), llama.build)

@@ -23,7 +23,9 @@ from headway.model import (
     glm4,
     gpt2,
     gpt_neox,
+    gpt_oss,
     granite,
+    granite_moe,
     llama,
     mistral,
     mixtral,
@@ -77,6 +79,9 @@ FAMILIES = {
     "gpt_neox": gpt_neox.decoder,
     "gptneox": gpt_neox.decoder,  # in GGUF
     "granite": granite.decoder,
+    "gpt-oss": gpt_oss.decoder,  # in GGUF
+    "gpt_oss": gpt_oss.decoder,
+    "granitemoe": granite_moe.decoder,
     "ministral": mistral.decoder,
     "mistral": mistral.decoder,
     "mixtral": mixtral.decoder,

@@ -45,6 +45,16 @@ class MixtureConfig(DecoderConfig):
     shared_width: int = 0
     one: int = 1  # width of a number per row
 
+    @property
+    def expert_numbers(self) -> int:
+        """Numbers between the matrices of all experts."""
+        return self.experts * self.expert_width
+
+    @property
+    def expert_outputs(self) -> int:
+        """Numbers that all experts make."""
+        return self.experts * self.hidden_size
+
 
 # Fields of config.json that say something of experts: a mixture understands them.
 UNDERSTOOD = frozenset({"num_experts", "num_local_experts"})

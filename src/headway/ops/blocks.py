@@ -14,6 +14,7 @@ A block is cut into groups that share a scale s and perhaps a minimum m; a weigh
     q5_k     256, 32       as q4_k, with 32 of fifth bits before the nibbles      d s q - dmin m
     q6_k     256, 16       128 nibble pairs, 64 of 2 bits, 16 x int8 s, d         d s (q - 32)
     iq4_nl   32            d, 16 nibble pairs                                     d IQ4[q]
+    mxfp4    32            exponent e, 16 nibble pairs                            2^(e - 127) E2M1[q]
     iq4_xs   256, 32       d, 2 and 4 of 6-bit s, 128 nibble pairs                d (s - 32) IQ4[q]
 
 Nibble pairs come in runs of 16 bytes (32 in q4_k and q5_k, 64 in q6_k): the low halves are the numbers of a run's first
@@ -29,6 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
@@ -137,9 +139,16 @@ def _iq4_xs(data: np.ndarray) -> Groups:
     return Groups(IQ4[_nibbles(data[:, 8:])], _half(data, 0) * ((low | high << 4).view(np.int8) - 32))
 
 
+def _mxfp4(data: np.ndarray) -> Groups:
+    exponent = data[:, :1].astype(np.int32) - 127
+    scale = np.where(exponent == 128, np.float32(np.nan), np.ldexp(np.float32(1), exponent))
+    return Groups(E2M1[_nibbles(data[:, 1:])], scale)
+
+
 READERS: dict[str, Reader] = {
     "q8_0": _q8_0, "q4_0": _q4_0, "q4_1": _q4_1, "q5_0": _q5_0, "q5_1": _q5_1, "q2_k": _q2_k, "q3_k": _q3_k,
     "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k, "iq4_nl": _iq4_nl, "iq4_xs": _iq4_xs,
+    "mxfp4": _mxfp4,
 }  # fmt: skip
 
 

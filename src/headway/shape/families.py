@@ -198,6 +198,7 @@ FAMILIES: Mapping[str, Family] = {
         fields=(("rms_norm_eps", "norm_eps"),),
     ),
     "granite": Family(),
+    "granitemoe": Family(experts="block"),
     "olmoe": Family(qk_norm="full", experts="mlp"),
     "olmo2": Family(qk_norm="full", norms=NORMS_BEHIND),
     "olmo3": Family(

@@ -1,5 +1,7 @@
 #include "blocks.h"
 
+#include <cmath>
+
 namespace headway {
 
 namespace {
@@ -129,6 +131,16 @@ void iq4_xs(const uint8_t* b, uint8_t* codes) {
   for (int i = 0; i < 256; ++i) codes[i] = (uint8_t)(IQ4[codes[i]] + 128);
 }
 
+// One exponent, in halves of the values below.
+void mxfp4_scale(const uint8_t* b, float* scale, float*) { *scale = b[0] == 255 ? NAN : ldexpf(1.0f, b[0] - 128); }
+
+constexpr int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // twice what they stand for
+
+void mxfp4(const uint8_t* b, uint8_t* codes) {
+  nibbles(b + 1, 16, codes);
+  for (int i = 0; i < 32; ++i) codes[i] = (uint8_t)(E2M1[codes[i]] + 128);
+}
+
 constexpr BlockFormat FORMATS[] = {
     {"q8_0", 32, 34, Storage::int8, false, 32, false, one_scale, q8_0},
     {"q4_0", 32, 18, Storage::int4, false, 32, false, one_scale, q4_0},
@@ -141,6 +153,7 @@ constexpr BlockFormat FORMATS[] = {
     {"q5_k", 256, 176, Storage::int8, true, 32, true, q4_k_scales, q5_k},
     {"q6_k", 256, 210, Storage::int8, false, 16, true, q6_k_scales, q6_k},
     {"iq4_nl", 32, 18, Storage::int8, false, 32, false, one_scale, iq4_nl},
+    {"mxfp4", 32, 17, Storage::int8, false, 32, true, mxfp4_scale, mxfp4},
     {"iq4_xs", 256, 136, Storage::int8, false, 32, true, iq4_xs_scales, iq4_xs},
 };
 

@@ -1,0 +1,36 @@
+"""Granite 3 with experts: Granite's multipliers around Mixtral's layers (IBM, 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headway.model import granite, mixtral
+from headway.model.checkpoint import Checkpoint
+from headway.model.config import decoder_config, has_attention_biases, stated
+from headway.model.family import Decoder, decoder_of
+from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, mixture_layers, stacked
+from headway.model.tensors import LAYER, O_BIAS, QKV_BIASES
+from headway.ops.routing import Routing
+
+DIALECT = replace(
+    granite.DIALECT,
+    understood=(granite.DIALECT.understood | UNDERSTOOD) - {"mlp_bias"},
+    gguf=GGUF_KEYS | dict(granite.DIALECT.gguf),
+)
+
+
+def decoder(checkpoint: Checkpoint) -> Decoder:
+    """Understand a checkpoint of this family.
+
+    Raises:
+        ModelFileError: config or tensors are not those of a model this family runs.
+    """
+    fields, plain = stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT)
+
+    def routing(active: int) -> Routing:  # the softmax over the chosen alone
+        return Routing(active, renormalise=True)
+
+    every = frozenset(range(plain.layers))
+    config = mixture(granite.multiplied(plain, checkpoint, fields), fields, every, routing, "intermediate_size")
+    biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
+    return decoder_of(stacked(checkpoint), config, mixture_layers(config, LAYER | biases), mixtral.build)
