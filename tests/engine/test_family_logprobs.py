@@ -10,10 +10,12 @@ import pytest
 from headway import LLM, SamplingParams
 from headway.ops import native
 from tests.model.checkpoints import FAMILIES, VARIANTS, logits, make, prompt
+from tests.model.mixtures import MIXTURES
 from tests.text.small_tokenizers import train_byte_level
 
 NEEDS_KERNELS = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
 IDS = prompt(150, seed=5)
+WITH_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
 
 
 def expected(logits: np.ndarray) -> np.ndarray:
@@ -23,10 +25,10 @@ def expected(logits: np.ndarray) -> np.ndarray:
     return logprobs[np.arange(len(IDS) - 1), IDS[1:]]
 
 
-@pytest.mark.parametrize("variant", ["grouped", *FAMILIES])
+@pytest.mark.parametrize("variant", ["grouped", *FAMILIES, *WITH_EXPERTS])
 @pytest.mark.parametrize("backend", ["reference", pytest.param("native", marks=NEEDS_KERNELS)])
 def test_logprobs_of_a_prompt(tmp_path: Path, variant: str, backend: str) -> None:
-    want = expected(logits(make(tmp_path, **VARIANTS[variant]), IDS))
+    want = expected(logits(make(tmp_path, **(VARIANTS | MIXTURES)[variant]), IDS))
     train_byte_level().save(str(tmp_path / "tokenizer.json"))
     for chunk in (32, 512):
         with LLM(tmp_path, backend=backend, kv_cache_gib=0.01, threads=1, max_step_tokens=chunk) as llm:

@@ -6,17 +6,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
 from headway.core.errors import ModelFileError
+from headway.measure.trial import Point, Trial
 from headway.model.load import load
 from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.ops.recording import RecordingBackend
 from headway.ops.reference import ReferenceBackend
+from headway.roofline.hardware import find_hardware
+from headway.roofline.step import StepTime
+from headway.roofline.work import experts_touched
 from headway.shape.config import shape_from_config
 from headway.shape.model import kv_bytes_per_token
 from tests.model.checkpoints import logits, make, prompt
@@ -98,6 +103,19 @@ def test_a_latent_cache_takes_its_vector_and_its_rotary_key(tmp_path: Path) -> N
         numbers = 3 * (36 + 8)  # layers, latent vector, rotary key
         assert kv_bytes_per_token(model.shape) == numbers * backend.kv_dtype_bytes
         assert backend.block_bytes(group, 32) == 32 * numbers * backend.kv_dtype_bytes
+
+
+def test_a_step_says_how_many_experts_it_touched_and_is_priced_by_them(tmp_path: Path) -> None:
+    make(tmp_path, **MIXTURES["qwen2_moe listed"])
+    backend = ReferenceBackend()
+    model = load(tmp_path, backend)
+    point = Point(rows=1, context=4)
+    trial = Trial(backend, model.forward, model.shape, [point])
+    size, _ = trial.run(point)
+    assert size.experts == 2.0  # one row goes to two experts of each layer that has six
+    time = StepTime(model.shape, find_hardware("h100-sxm"))
+    even, skewed = (time.work(msgspec.structs.replace(size, tokens=8, experts=seen)) for seen in (None, 2.0))
+    assert skewed.bytes[1] == pytest.approx(even.bytes[1] * 2.0 / experts_touched(6, 2, 8))
 
 
 def rewritten(folder: Path, change: Any) -> None:

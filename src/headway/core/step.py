@@ -195,7 +195,7 @@ class StepResult(msgspec.Struct):
         logprobs: per row, one entry per emitted token, if asked for.
         prompt_logprobs: per row, entries for the prompt tokens after the positions computed in this step.
         drafts: ids proposed for the next step, per row.
-        experts: experts touched per layer, for mixture models.
+        experts: experts that rows were routed to, per layer that has experts.
         seconds: time spent.
         failed: rows that failed, each with a sentence; other rows are not affected.
     """
@@ -223,6 +223,8 @@ class StepShape(msgspec.Struct, frozen=True, gc=False):
         pairs: per KV group, query-key pairs, summed over rows (what attention's arithmetic is proportional to).
         decode_kv_tokens, decode_pairs: the part of the two above that belongs to rows with one new token.
         copies: blocks copied.
+        experts: experts of a layer that the rows went to, mean over the layers that have them, once it is measured;
+            None = as many as routing is expected to touch.
     """
 
     tokens: int
@@ -233,6 +235,11 @@ class StepShape(msgspec.Struct, frozen=True, gc=False):
     decode_kv_tokens: tuple[int, ...] = ()
     decode_pairs: tuple[int, ...] = ()
     copies: int = 0
+    experts: float | None = None
+
+    def touching(self, experts: tuple[int, ...]) -> StepShape:
+        """The same step, known to have touched so many experts in each layer that has them; () = there are none."""
+        return msgspec.structs.replace(self, experts=sum(experts) / len(experts)) if experts else self
 
 
 def blocks_held(tokens: int, window: int | None, block_size: int, most_new: int) -> int:

@@ -102,7 +102,8 @@ class ModelExecutor:
 
     def _emit(self, plan: StepPlan, logits: AnyLogits, layout: Layout) -> StepResult:
         """Sample where the plan says so. The token drawn is at the position behind what is cached."""
-        result = StepResult(step=plan.step)
+        assert self._program is not None, "the executor is closed"
+        result = StepResult(step=plan.step, experts=self._program.experts)
         works, slots, last, positions = plan.work, layout.slots, layout.last, layout.batch.kv_len
         for work in works:
             if work.id in self._without_adapter:

@@ -144,4 +144,5 @@ def _solve(observations: Sequence[Observation]) -> Efficiency:
 
 def _efficiency(logs: np.ndarray) -> Efficiency:
     values = {name: float(np.exp(log)) for name, log in zip(TYPICAL, logs, strict=True)}
-    return Efficiency(**values | {name: min(values[name], 1.0) for name in BOUNDED})
+    experts = {"stream_experts": values["stream"], "experts": values["linear"]}  # the same kernels on the same tiles
+    return Efficiency(**values | experts | {name: min(values[name], 1.0) for name in BOUNDED})

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headway.core.request import SamplingParams
-from headway.core.step import BlockIds, Capabilities, RowInit, StepPlan, StepShape, Work
+from headway.core.step import BlockIds, Capabilities, RowInit, StepPlan, StepResult, StepShape, Work
 from headway.executor.model import ModelExecutor
 from headway.measure.fit import Observation
 from headway.ops.protocol import Backend, Forward
@@ -92,13 +92,13 @@ class Trial:
             work.append(Work(self._chunk.id, point.behind, point.chunk, logits=1, sample=True))
         self._collect(StepPlan(self._step, new=tuple(rows)))  # rows are created outside of the measured step
         plan = StepPlan(self._step, work=tuple(work))
-        seconds = self._collect(plan)
+        result = self._collect(plan)
         self._collect(StepPlan(self._step, gone=tuple(row.id for row in rows)))
-        return shape_of(plan, self._limits.windows), seconds
+        return shape_of(plan, self._limits.windows).touching(result.experts), result.seconds.total
 
-    def _collect(self, plan: StepPlan) -> float:
+    def _collect(self, plan: StepPlan) -> StepResult:
         self._step += 1
-        return self._executor.collect(self._executor.submit(plan)).seconds.total
+        return self._executor.collect(self._executor.submit(plan))
 
     def close(self) -> None:
         self._executor.close()

@@ -221,10 +221,10 @@ class StepTime:
 
     def work(self, step: StepShape) -> StepWork:
         """What the step has to do on one GPU."""
-        unit = self.amounts
-        return unit.work(
-            step, experts_touched(unit.experts, unit.active, step.tokens, self.skew, self.efficiency.spread)
-        )
+        unit, touched = self.amounts, step.experts
+        if touched is None:
+            touched = experts_touched(unit.experts, unit.active, step.tokens, self.skew, self.efficiency.spread)
+        return unit.work(step, touched)
 
     def communication(self, tokens: float) -> float:
         """Seconds of the all-reduces of `tokens` new tokens: two per layer (B7)."""

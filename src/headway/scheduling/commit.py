@@ -127,7 +127,7 @@ def step_done(flight: Flight, result: StepResult, emitted: Sequence[int], now: i
         accepted=sum(max(0, count - 1) for count in emitted) if drafted else 0,
         drafted=drafted,
         proposed=tuple([len(row.request.draft) for row in flight.rows]) if result.drafts else (),
-        shape=flight.shape,
+        shape=flight.shape.touching(result.experts),
         predicted=flight.plan.predicted,
         seconds=result.seconds,
     )
