@@ -30,7 +30,11 @@ SIZES = {  # counts and widths of a model: a product with one of them is bytes o
     "intermediate_size", "vocab", "vocab_size", "key_width", "value_width", "head_width", "head_dim", "q_width",
     "kv_heads", "nominal",
 }  # fmt: skip
-WIDTHS = {"model/config.py", "ops/recording.py"}  # multiply heads by widths: how wide a matrix is, in numbers
+WIDTHS = {
+    "model/config.py",
+    "model/mixture.py",
+    "ops/recording.py",
+}  # multiply counts by widths: how wide a matrix is, in numbers
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path.parent != SOURCE)
 
 
