@@ -13,6 +13,7 @@ VERBS = {
     "chat": "Talk to a model in the terminal.",
     "serve": "Serve a model over HTTP, as OpenAI's API does.",
     "top": "Watch a running server.",
+    "models": "List models: those here, those known by name, and what they would do here.",
     "generate": "Complete prompts, from the command line or a file.",
     "doctor": "Say what this machine has, and how fast a model should run on it.",
     "plan": "Size and price a deployment from first principles.",

@@ -44,9 +44,9 @@ def unpacked(config: Fields, tensors: dict[str, Weight]) -> dict[str, Weight]:
             "quant_method",
             "bitsandbytes is not supported; take the original 16-bit checkpoint (--weights int4 quantises it at load)",
         )
-    if method not in _METHODS:
-        raise fields.fault("quant_method", f"{shown(method)} is not supported; accepted: {', '.join(_METHODS)}")
-    kinds = _METHODS[method](fields)
+    if method not in METHODS:
+        raise fields.fault("quant_method", f"{shown(method)} is not supported; accepted: {', '.join(METHODS)}")
+    kinds = METHODS[method](fields)
     layers: dict[str, dict[str, Weight]] = {}
     for name, weight in tensors.items():
         layer, _, part = name.rpartition(".")
@@ -100,7 +100,7 @@ def _compressed_kinds(fields: Fields) -> Kinds:
     return {"weight_packed": integers, "weight": one_byte}
 
 
-_METHODS: dict[str, Callable[[Fields], Kinds]] = {
+METHODS: dict[str, Callable[[Fields], Kinds]] = {
     "gptq": _gptq_kinds,
     "awq": _awq_kinds,
     "compressed-tensors": _compressed_kinds,

