@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from headway.core.errors import BadInput, ModelFileError
 from headway.model.load import describe
 from headway.model.safetensors import INDEX, SINGLE, read_folder
-from headway.model.source import resolve
+from headway.model.source import FetchError, resolve
 from tests.model.checkpoints import make
 from tests.model.test_checkpoint import change, tiny_gguf
 from tests.serve.conftest import write_tiny_checkpoint
@@ -84,8 +84,9 @@ def test_what_was_saved_in_a_files_place_is_named(folder: Path, name: str, conte
 
 
 @pytest.mark.parametrize("text", ["models/llama.gguf", "./nowhere", "nowhere", "org/nothing"])
-def test_a_mistyped_path_is_told_that_nothing_is_there(text: str) -> None:
-    with pytest.raises(BadInput, match=f"'{text}': there is no such file or folder"):
+def test_a_mistyped_path_is_told_that_nothing_is_there(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens
+    with pytest.raises((BadInput, FetchError), match=f"'{text}': there is no such file or folder"):
         resolve(text)
 
 

@@ -201,7 +201,7 @@ def _explained(source: HubSource, endpoint: str, error: Exception) -> HeadwayErr
         return BadInput("model", f"{source.repo} has no revision {shown(source.revision)}")
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return FetchError(
-        f"{source.repo}: there is no such file or folder, it is not complete in the Hugging Face cache "
+        f"{shown(source.repo)}: there is no such file or folder, it is not complete in the Hugging Face cache "
         f"({hub_cache()}), and {endpoint} does not give it: {lines[0][:200]}"
     )
 

@@ -10,11 +10,16 @@ from concurrent.futures import Executor
 import tokenizers
 from tokenizers import AddedToken
 
-from headway.core.errors import BadInput
+from headway.core.errors import BadInput, ModelFileError
 
 _GUARD_FIRST, _GUARD_LAST = 0x100000, 0x10FFFD  # private characters, which no normaliser touches
 _GUARD_LENGTH = 8
 _SHORT = 4096  # characters: encoded in less time than it takes to change threads
+
+
+def of_library(error: BaseException) -> bool:
+    """Whether the library says so that a tokenizer is broken: by a plain Exception, or by a panic, which is none."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def encoded(tokenizer: tokenizers.Tokenizer, text: str, aside: Executor | None = None) -> list[int]:
@@ -25,6 +30,7 @@ def encoded(tokenizer: tokenizers.Tokenizer, text: str, aside: Executor | None =
 
     Raises:
         BadInput: it is not Unicode.
+        ModelFileError: the tokenizer is broken in a way that only this text shows.
     """
     try:
         text.encode()
@@ -35,7 +41,12 @@ def encoded(tokenizer: tokenizers.Tokenizer, text: str, aside: Executor | None =
         # The batch call, unlike `encode`, lets other Python threads run meanwhile; "fast" leaves out offsets.
         return tokenizer.encode_batch_fast([text], add_special_tokens=False)
 
-    done = encode() if aside is None or len(text) < _SHORT else aside.submit(encode).result()
+    try:
+        done = encode() if aside is None or len(text) < _SHORT else aside.submit(encode).result()
+    except BaseException as error:
+        if not of_library(error):
+            raise
+        raise ModelFileError("the model's tokenizer is broken: it fails on this text") from None
     return done[0].ids
 
 

@@ -14,7 +14,7 @@ import tokenizers
 from headway.core.errors import BadInput, ModelFileError, shown
 from headway.text import gguf
 from headway.text.gguf_header import Header
-from headway.text.literal import LiteralTokenizer, encoded
+from headway.text.literal import LiteralTokenizer, encoded, of_library
 from headway.text.source import TokenizerSource
 from headway.text.token_bytes import token_decoder
 
@@ -75,7 +75,9 @@ class Tokenizer:
         tokenizer_config.json says `add_bos_token`. What it puts behind would end a text that is to be continued."""
         try:
             probe = self._tokenizer.encode("a")
-        except Exception as error:  # the library raises plain Exception
+        except BaseException as error:
+            if not of_library(error):
+                raise
             raise ModelFileError(f"{self.source.tokenizer_json}: cannot encode ({_first_line(error)})") from None
         added = list(itertools.takewhile(lambda pair: pair[1], zip(probe.ids, probe.special_tokens_mask, strict=True)))
         if not added and self.source.metadata.get("add_bos_token") is True:
@@ -203,13 +205,15 @@ def _read(source: TokenizerSource) -> tuple[tokenizers.Tokenizer, dict[str, Any]
         data = path.read_bytes()
         decoder = msgspec.json.decode(data, type=_Described).decoder
         tokenizer = tokenizers.Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises plain Exception for every fault of the file
+    except BaseException as error:
+        if not of_library(error):
+            raise
         raise ModelFileError(f"{path}: not a readable tokenizer ({_first_line(error)})") from None
     tokenizer.no_truncation()  # settings of somebody's training run, saved along
     tokenizer.no_padding()
     return tokenizer, decoder
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     lines = str(error).splitlines()
     return lines[0][:200] if lines else type(error).__name__
