@@ -58,8 +58,8 @@ class Load:
             number, to_ps(at), prompt, one["output"], one["most"], one["priority"], one["tenant"], patience
         )  # fmt: skip
 
-    def then(self, ask: Ask, emission: Emission, now: int) -> Ask | None:
-        if ask.number >= len(self._drawn) or not self._drawn[ask.number]["then"]:
+    def then(self, ask: Ask, emission: Emission | None, now: int) -> Ask | None:
+        if emission is None or ask.number >= len(self._drawn) or not self._drawn[ask.number]["then"]:
             return None
         said = list(emission.request.tokens)
         one = self._drawn[ask.number]

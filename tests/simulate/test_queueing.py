@@ -41,7 +41,7 @@ class Jobs:
         for number, (at, ticks) in enumerate(self._jobs):
             yield Ask(number, to_ps(at), [0], ticks)
 
-    def then(self, ask: Ask, emission: Emission, now: int) -> None:
+    def then(self, ask: Ask, emission: Emission | None, now: int) -> None:
         return None
 
 

@@ -9,12 +9,22 @@ from typing import Any
 import pytest
 
 from headway.cli import main
+from headway.core.clock import VirtualClock
 from headway.core.errors import BadInput
+from headway.core.events import EventLog
+from headway.core.step import Capabilities
+from headway.engine.event_file import EventWriter
+from headway.executor.simulated import FixedCosts, SimulatedRanks
 from headway.metrics.files import load_records
-from headway.simulate.arrivals import Lengths, rows_of
+from headway.scheduling.scheduler import Scheduler
+from headway.simulate.arrivals import Closed, Lengths, rows_of
 from headway.simulate.deploy import Setup
+from headway.simulate.driver import Replica, run
 from headway.simulate.play import router
 from headway.simulate.traffic import Traffic
+from headway.simulate.trail import Trail
+from headway.simulate.workload import Answers
+from headway.traffic.traces import TraceRow
 
 BASE = ["simulate", "--model", "llama-3.1-8b", "--hardware", "h100-sxm", "--requests", "30"]
 SHORT = ["--input-tokens", "300", "--output-tokens", "12"]
@@ -49,8 +59,8 @@ def test_an_open_loop_prints_the_object_of_a_bench_and_more(capsys: pytest.Captu
     for name in ("queue", "batch", "kv_use"):
         assert all(len(point) == 2 for point in found[name]["series"]) and found[name]["series"]
     assert found["little"]["system"]["error_pct"] == pytest.approx(0, abs=0.01)
-    run, _ = load_records(saved)
-    assert [record.output_tokens for record in run.records] == [12] * 30
+    loaded, _ = load_records(saved)
+    assert [record.output_tokens for record in loaded.records] == [12] * 30
     assert "Requests waiting" in (tmp_path / "page.html").read_text()
 
 
@@ -87,6 +97,32 @@ def test_traces_bring_their_times_lengths_and_prefixes(capsys: pytest.CaptureFix
     assert found["cached_tokens"]["total"] == 3 * (1099 // 32) * 32
     faster = simulated(capsys, "--trace", str(trace), "--rate", "100")
     assert faster["load"]["kind"] == "poisson"
+
+
+def test_what_a_log_recorded_is_played_on_another_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    serve_recorded(log)
+    found = simulated(capsys, "--log", str(log), "--slo", "ttft=1s", "--price", "2")
+    assert found["requests"]["total"] == found["measured"]["requests"]["total"] == 6
+    assert found["throughput"]["output_tokens"] == found["measured"]["throughput"]["output_tokens"] == 6 * 9
+    assert found["cached_tokens"]["total"] == found["measured"]["cached_tokens"]["total"] > 0
+    assert found["measured"]["slo"]["attainment"] < found["slo"]["attainment"] == 1.0, "it was a slow machine"
+    assert found["measured"]["tpot_ms"]["mean"] == pytest.approx(500, rel=0.01)
+    assert found["cost"]["per_million_output"] == pytest.approx(1e6 * found["cost"]["dollars"] / 54)
+    assert found["cost"]["dollars"] == pytest.approx(2 * found["throughput"]["window_s"] / 3600, rel=0.01)
+
+
+def serve_recorded(path: Path) -> None:
+    """Six requests that begin alike, one after the other, on an engine that takes half a second a step."""
+    limits = Capabilities(
+        block_size=32, blocks=(199,), windows=(None,), max_rows=4, max_tokens_per_step=4096, max_model_len=4096
+    )
+    log, clock, answers, costs = EventLog(), VirtualClock(), Answers(), FixedCosts(step=0.5, token=1e-3)
+    scheduler = Scheduler(limits, key=b"secret", log=log)
+    replica = Replica([scheduler], SimulatedRanks(limits, clock, costs, answers), clock, answers)
+    with EventWriter(path, scheduler.header()) as writer:
+        log.subscribe(writer)
+        run([replica], Closed([TraceRow(0, 700, 9)] * 6, 1, shared=600), Trail(), answers)
 
 
 def test_policies_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

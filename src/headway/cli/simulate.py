@@ -61,6 +61,7 @@ def simulate(
     prefix_ttl: Annotated[float, typer.Option(help="Seconds after which an unused prefix is forgotten.")] = 1800.0,
     max_wait: Annotated[float | None, typer.Option(help="Most seconds a request waits for its turn.")] = None,
     host_us: Annotated[float, typer.Option(help="Microseconds per step outside of the step-time model.")] = 0.0,
+    price: Annotated[float | None, typer.Option(help="Dollars per device and hour; default: catalogued.")] = None,
     slo: Annotated[str, typer.Option(help="Targets per request: ttft=1s,tpot=50ms,e2e=20s.")] = "",
     attainment: Annotated[float, typer.Option(help="Share of requests that must meet all targets.")] = 0.9,
     search: Annotated[
@@ -114,7 +115,10 @@ def simulate(
         )
         for name in names
     ]  # fmt: skip
-    ready = [deployed(shape, device, gpus, setup, precision=precision, kv=kv, profile=profile) for setup in setups]
+    ready = [
+        deployed(shape, device, gpus, setup, precision=precision, kv=kv, profile=profile, price=price)
+        for setup in setups
+    ]
     with _bar() as report:
         outcome: Outcome = simulate_all(
             ready, traffic, replicas, route, targets if targets.limits else None, as_tool, search, report

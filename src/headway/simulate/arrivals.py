@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
-from headway.core.clock import to_ps, to_seconds
+from headway.core.clock import to_ps
 from headway.core.errors import BadInput
-from headway.core.events import Finished, Queued
-from headway.engine.event_file import read_events, read_header
 from headway.scheduling.state import Emission
 from headway.simulate.workload import Ask, made_up, of_row
 from headway.traffic.load import Load, timetable
@@ -65,29 +61,6 @@ def rows_of(lengths: Lengths, count: int, seed: int) -> list[TraceRow]:
     return [TraceRow(0.0, *lengths.draw(noise)) for _ in range(count)]
 
 
-def recorded(path: Path) -> list[TraceRow]:
-    """The requests of an event log: prompts are equal where their blocks' names are.
-
-    Raises:
-        EventFileError: it is none.
-    """
-    size = read_header(path).limits.block_size
-    queued: dict[str, Queued] = {}
-    rows: list[TraceRow] = []
-    numbers: dict[bytes, int] = {}
-    for event in read_events(path):
-        if isinstance(event, Queued):
-            queued[event.id] = event
-        elif isinstance(event, Finished) and event.generated:
-            came = queued.pop(event.id)
-            blocks = tuple(numbers.setdefault(name, len(numbers)) for name in came.names)
-            rows.append(TraceRow(to_seconds(came.now), came.prompt_tokens, event.generated, blocks, size))
-    if not rows:
-        raise BadInput("--log", f"{path} holds no answered request")
-    start = min(row.at for row in rows)
-    return sorted((replace(row, at=row.at - start) for row in rows), key=lambda row: row.at)
-
-
 class Stream:
     """Requests that come by a timetable, whatever happens to them."""
 
@@ -100,7 +73,7 @@ class Stream:
         for number, (row, at) in enumerate(zip(self._rows, self._times, strict=True)):
             yield self._make(number, row, to_ps(at))
 
-    def then(self, ask: Ask, emission: Emission, now: int) -> None:
+    def then(self, ask: Ask, emission: Emission | None, now: int) -> None:
         return None
 
 
@@ -122,7 +95,7 @@ class Closed:
             if (ask := self._next(0)) is not None:
                 yield ask
 
-    def then(self, ask: Ask, emission: Emission, now: int) -> Ask | None:
+    def then(self, ask: Ask, emission: Emission | None, now: int) -> Ask | None:
         return self._next(now + self._think)
 
     def _next(self, at: int) -> Ask | None:
@@ -151,10 +124,10 @@ class Sessions:
             number = session * self._turns
             yield self._make(number, self._rows[number], to_ps(at))
 
-    def then(self, ask: Ask, emission: Emission, now: int) -> Ask | None:
+    def then(self, ask: Ask, emission: Emission | None, now: int) -> Ask | None:
         number = ask.number + 1
-        over = ask.turn + 1 >= self._turns or number >= len(self._rows) or emission.finish is None
-        if over or emission.request.finish is None or emission.request.finish.reason not in ("stop", "length"):
+        over = ask.turn + 1 >= self._turns or number >= len(self._rows)
+        if over or emission is None or emission.finish is None or emission.finish.reason not in ("stop", "length"):
             return None
         row = self._rows[number]
         said = emission.request.tokens

@@ -88,6 +88,7 @@ class Deployed(msgspec.Struct, frozen=True):
     Attributes:
         priced: model, precision, devices. model: seconds of its steps; label: what these rest on.
         memory: of one device. limits: what the executor pretends to hold. budget: of a step.
+        price: dollars per device and hour; None = not known.
     """
 
     priced: Priced
@@ -97,6 +98,7 @@ class Deployed(msgspec.Struct, frozen=True):
     memory: MemoryPlan
     limits: Capabilities
     budget: Budget
+    price: float | None = None
 
     def replica(self, answers: Answers, log: EventLog | None = None, leaps: bool = True) -> Replica:
         """A fresh one, with an empty cache. `leaps`: over equal steps, which changes nothing but the time it takes."""
@@ -113,17 +115,20 @@ class Deployed(msgspec.Struct, frozen=True):
 
 def deployed(
     shape: ModelShape, device: Hardware, gpus: int, setup: Setup, *, precision: str | None = None,
-    kv: str | None = None, profile: Profile | None = None,
+    kv: str | None = None, profile: Profile | None = None, price: float | None = None,
 ) -> Deployed:  # fmt: skip
     """Plan the memory and price the steps of a replica.
 
     Args:
         profile: of the machine, where `device` is one that was measured.
+        price: dollars per device and hour; None = the catalogue's.
 
     Raises:
         BadInput: it does not fit, or cannot be split so.
     """
     check_layout(shape, gpus, field="--tp")
+    if price is not None and not 0 < price < float("inf"):
+        raise BadInput("--price", f"{price:g} is not a number above 0")
     priced = deploy(shape, device, gpus, precision=precision, kv=kv, mode=Priced)
     timing = _timing(priced, profile)
     cpu = device.kind == "cpu"
@@ -139,9 +144,9 @@ def deployed(
     milliseconds = setup.step_ms
     if milliseconds is None and cpu:
         milliseconds = max(LEAST_MS, DECODES * 1e3 * timing.model.predict(decode_step(priced.shape, 1, 1)))
-    return Deployed(
-        priced, setup, timing.model, _label(timing), memory, limits, Budget(tokens=tokens, milliseconds=milliseconds)
-    )
+    hourly = device.price.typical if price is None and device.price else price
+    budget = Budget(tokens=tokens, milliseconds=milliseconds)
+    return Deployed(priced, setup, timing.model, _label(timing), memory, limits, budget, hourly)
 
 
 def _memory(priced: Priced, setup: Setup, rows: int, tokens: int, longest: int) -> MemoryPlan:

@@ -9,6 +9,7 @@ from headway.metrics.document import intervals, latencies, number, rates, target
 from headway.metrics.figures import Draw, plots_of
 from headway.metrics.files import to_json
 from headway.report.document import Document, Drawing, Folded, Grid, Part, Text
+from headway.report.units import dollars
 from headway.simulate.play import Played
 from headway.simulate.trail import PARTS
 
@@ -23,7 +24,8 @@ def document(played: Played) -> Document:
     requests = s["requests"]
     return Document(f"{where}: {requests['completed']} of {requests['total']} completed", [
         *(Text(f"warning: {warning}", "warn") for warning in s["warnings"]), latencies(s),
-        Text(f"step time: {s['step_time']}", "note"), *rates(s), *targets(s), _steps(s), _little(s["little"]),
+        Text(f"step time: {s['step_time']}", "note"), *rates(s), *targets(s), *_cost(s["cost"]), _steps(s),
+        *([_beside(s)] if "measured" in s else []), _little(s["little"]),
     ], [
         intervals(s), *map(Drawing, plots_of(played.run.records, {})),
         *(Drawing(over_time({s["setup"]["policy"]: s}, *of)) for of in SERIES), Folded("All numbers", to_json(s)),
@@ -84,6 +86,27 @@ def distribution(several: Mapping[str, Played], key: str, label: str) -> Draw:
 
 def _columns(points: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
     return [point[0] for point in points], [point[1] for point in points]
+
+
+def _cost(found: Mapping[str, Any]) -> list[Part]:
+    if "reason" in found:
+        return []
+    output, total = dollars(found["per_million_output"]), dollars(found["per_million_total"])
+    return [Text(f"{output} per million output tokens, {total} per million of all, at "
+                 f"{dollars(found['dollars_per_gpu_hour'])} per device and hour, idle time included")]  # fmt: skip
+
+
+def _beside(s: Mapping[str, Any]) -> Part:
+    """What the log measured, beside what it would be here."""
+    was = s["measured"]
+    rows = [
+        [f"{label} {p}, ms", number(was[key][p]), number(s[key][p])]
+        for key, label in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("e2e_ms", "E2E")) for p in ("mean", "p50", "p99")
+    ]  # fmt: skip
+    rows.append(["output tokens/s", number(was["throughput"]["output"]), number(s["throughput"]["output"])])
+    if "slo" in s:
+        rows.append(["met all targets", *(f"{one['slo']['attainment']:.1%}" for one in (was, s))])
+    return Grid(["", "measured", "simulated"], rows, "What the log measured, and what would be here")
 
 
 def _steps(s: Mapping[str, Any]) -> Part:

@@ -28,8 +28,9 @@ class Source(Protocol):
         """Those that come whatever happens, by time."""
         ...
 
-    def then(self, ask: Ask, emission: Emission, now: int) -> Ask | None:
-        """The one that comes because another has ended, if any: a closed loop's, or a conversation's next turn."""
+    def then(self, ask: Ask, emission: Emission | None, now: int) -> Ask | None:
+        """The one that comes because another has ended: a closed loop's, or a conversation's next turn. `emission`
+        is its end; None = it was refused."""
         ...
 
 
@@ -218,6 +219,9 @@ def run(
                     arrivals.push(following)
         for ask in replica.refused:
             del asks[str(ask.number)]
+            following = source.then(ask, None, now)
+            if following is not None:
+                arrivals.push(following)
         replica.refused.clear()
         again = replica.due if replica.due is not None else replica.next_deadline
         wanted[index] = again

@@ -11,7 +11,7 @@ from typing import Any
 from headway.core.errors import BadInput
 from headway.metrics import goodput
 from headway.metrics.files import save_records, to_csv
-from headway.metrics.summary import Targets
+from headway.metrics.summary import Targets, summarize
 from headway.metrics.views import VIEWS, view
 from headway.report import files
 from headway.report.document import Document, write_page, write_plot
@@ -19,6 +19,7 @@ from headway.report.figures import check_plot, need_plots
 from headway.simulate.deploy import Deployed
 from headway.simulate.document import comparison, document
 from headway.simulate.play import Played, play
+from headway.simulate.served import measured
 from headway.simulate.traffic import Traffic
 
 Report = Callable[[str, int, int | None], None]  # (what, done, of)
@@ -69,6 +70,8 @@ def simulate_all(
             return played
 
         played = found[name] = once(traffic, f"simulating, {name}")
+        if traffic.log is not None:
+            played.summary["measured"] = summarize(measured(traffic.log), targets)
         if as_tool is not None:
             played.summary["as"] = view(as_tool, played.run, "completions")
         if search:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -107,6 +107,7 @@ def _summary(
     for name in ("kv_use", "kv_filled"):
         column = trail.series.column(name)
         summary[name] = {"max": max((use for _, use in column), default=0.0), "series": column}
+    summary["cost"] = cost(deployed, summary["throughput"], seconds, len(copies))
     summary["little"] = _little(trail, seconds)
     summary["stability"] = stability(trail)
     if "slo" in summary:
@@ -114,6 +115,19 @@ def _summary(
         summary["goodput"] = goodput.single(summary["slo"], summary["load"].get("intended_rate"), good)
     summary["warnings"] = [] if summary["stability"]["stable"] else [summary["stability"]["statement"]]
     return summary
+
+
+def cost(deployed: Deployed, throughput: Mapping[str, Any], seconds: float, replicas: int) -> dict[str, Any]:
+    """Dollars of the whole time, idle included, per million tokens."""
+    priced, hourly = deployed.priced, deployed.price
+    if hourly is None:
+        return {"reason": f"{priced.hardware.name} has no price in the catalogue; give --price"}
+    spent = hourly * priced.gpus * replicas * seconds / 3600
+    tokens = {"output": throughput["output_tokens"], "total": throughput["output_tokens"] + throughput["input_tokens"]}
+    return {
+        "dollars_per_gpu_hour": hourly, "dollars": spent,
+        **{f"per_million_{name}": 1e6 * spent / count if count else None for name, count in tokens.items()},
+    }  # fmt: skip
 
 
 def _little(trail: Trail, seconds: float) -> dict[str, Any]:

@@ -191,7 +191,7 @@ class _Recorded:
             at = to_ps(one.arrival_time - start)
             yield Ask(number, at, made_up(number, one.input_toks), one.output_toks, most=one.output_toks)
 
-    def then(self, ask: Ask, emission: Emission, now: int) -> None:
+    def then(self, ask: Ask, emission: Emission | None, now: int) -> None:
         return None
 
 

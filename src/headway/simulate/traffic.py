@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 
 from headway.core.errors import BadInput
-from headway.simulate.arrivals import Closed, Lengths, Sessions, Stream, recorded, rows_of
+from headway.simulate.arrivals import Closed, Lengths, Sessions, Stream, rows_of
 from headway.simulate.driver import Source
+from headway.simulate.served import recorded
 from headway.traffic.load import Load
 from headway.traffic.traces import TraceRow, read_trace, scaled
 

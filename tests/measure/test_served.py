@@ -1,0 +1,93 @@
+"""Constants fitted to the steps of an event log are those that the steps were made with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.core.clock import VirtualClock
+from headway.core.errors import BadInput
+from headway.core.events import EventLog
+from headway.core.request import Request, SamplingParams
+from headway.core.step import Capabilities
+from headway.engine.event_file import EventWriter
+from headway.executor.simulated import HashedTokens, SimulatedExecutor
+from headway.measure.served import calibrate
+from headway.roofline.profile import Profile, device_of
+from headway.roofline.step import Efficiency, StepTime
+from headway.scheduling.scheduler import Scheduler
+from headway.shape.catalogue import find_model
+
+SHAPE = find_model("qwen2.5-0.5b")
+PROFILE = Profile("box", "2026-01-01", 2, 8e9, {"2": 2e10}, {"bf16": 4e11})
+MADE = Efficiency(stream=0.8, linear=0.5, stream_cache=0.6, attention=0.1, prefill_attention=0.1, step=2e-4, layer=2e-5)
+
+
+def served(path: Path, requests: int) -> None:
+    limits = Capabilities(
+        block_size=32, blocks=(2000,), windows=(None,), max_rows=16, max_tokens_per_step=256, max_model_len=2048
+    )
+    log, clock = EventLog(), VirtualClock()
+    model = StepTime(SHAPE, device_of(PROFILE), math="bf16", efficiency=MADE)
+    scheduler = Scheduler(limits, key=b"k", log=log)
+    executor = SimulatedExecutor(limits, clock, model, HashedTokens(1, 1 << 20))
+    with EventWriter(path, scheduler.header(config={"backend": "native"})) as writer:
+        log.subscribe(writer)
+        for number in range(requests):
+            prompt = [number] * (20 + 70 * number % 700)
+            scheduler.add(Request(str(number), prompt, SamplingParams(seed=0), max_len=len(prompt) + 5 + number % 30))
+            for _ in range(number % 7):
+                turn(scheduler, executor, clock)
+        while not scheduler.idle:
+            turn(scheduler, executor, clock)
+
+
+def turn(scheduler: Scheduler, executor: SimulatedExecutor, clock: VirtualClock) -> None:
+    plan = scheduler.plan(clock.now())
+    if not plan.empty:
+        scheduler.commit(executor.collect(executor.submit(plan)), clock.now())
+
+
+def test_steps_left_out_are_predicted_and_the_profile_holds_the_fit(tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    served(log, 60)
+    found = calibrate(log, SHAPE, PROFILE, "bf16")
+    assert {one.kind for one in found.held_out} >= {"decode", "mixed"}
+    assert all(one.median < 0.05 and one.p90 < 0.15 for one in found.held_out), found.held_out
+    assert found.profile.fits["native"].keys() == {"bf16"}
+    assert found.profile.rates == PROFILE.rates
+
+
+@pytest.mark.parametrize(("math", "requests", "says"), [("fp8", 60, "no fp8 rate"), ("bf16", 1, "serve more")])
+def test_what_cannot_be_fitted_is_refused(tmp_path: Path, math: str, requests: int, says: str) -> None:
+    log = tmp_path / "run.jsonl"
+    served(log, requests)
+    with pytest.raises(BadInput, match=says):
+        calibrate(log, SHAPE, PROFILE, math)
+
+
+def test_the_verb_writes_what_simulate_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headway.cli import main
+    from headway.engine import profile as saved
+
+    log, out = tmp_path / "run.jsonl", tmp_path / "profile.json"
+    served(log, 60)
+    rates = PROFILE.rates | dict.fromkeys(("int8", "fp32", "f32"), 1e11)
+    profile = Profile("box", "2026-01-01", 2, 8e9, PROFILE.read_bandwidth, rates)
+    monkeypatch.setattr(saved, "saved_profile", lambda: profile)
+
+    def ran(*args: str) -> Any:
+        with pytest.raises(SystemExit) as ended:
+            main([*args, "--json"])
+        assert not ended.value.code, capsys.readouterr()
+        return json.loads(capsys.readouterr().out)
+
+    found = ran("calibrate", str(log), "--model", SHAPE.name, "--output", str(out))
+    assert found["held_out"] and out.is_file()
+    played = ran("simulate", "--model", SHAPE.name, "--hardware", str(out), "--requests", "4", "--output-tokens", "5")
+    assert played["step_time"].startswith("estimated") and played["requests"]["completed"] == 4
