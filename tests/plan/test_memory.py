@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from headway.engine import build, profile
+from headway.engine import build, profile, references
 from headway.engine.options import EngineOptions
 from headway.engine.references import load_device
 from headway.measure.probe import save_profile
-from headway.plan import estimates, models, search, steps
+from headway.plan import estimates, search, steps
 from headway.plan.search import Wanted
 from headway.plan.setup import Setup
 from headway.plan.traffic import Target, Traffic
@@ -56,7 +56,7 @@ def test_this_machine_is_planned_with_what_the_engine_would_start_from(
     path = tmp_path / "profile.json"
     save_profile(Profile("box", "2026-01-01", 2, 64e9, {"2": 18e9}, {"fp32": 1e11, "int8": 1e11}), path)
     monkeypatch.setattr(profile, "profile_path", lambda: path)
-    for module in (build, models):
+    for module in (build, references):
         monkeypatch.setattr(module, "free_memory", lambda: 3 << 30)
     engine = build.build_engine(EngineOptions(max_rows=2, max_model_len=64))
     try:

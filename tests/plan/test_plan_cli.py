@@ -292,6 +292,8 @@ def test_tables_fit_80_columns(
 def test_parts_of_a_step_that_are_nothing_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert "all reduce" not in plan(STEP, capsys)
     assert "all reduce" in plan([*STEP, "--gpus", "2", "--all-reduce", "ring"], capsys)
+    served = plan([*STEP, "--gpus", "2", "--all-reduce", "served"], capsys)
+    assert "all reduce" in served and "as measured in engines' captured graphs" in served
 
 
 def test_textbook_mode_says_where_its_division_of_the_cache_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
@@ -394,7 +396,11 @@ BAD = {
     "peak": ([*STEP, "--peak-tflops", "-1"], "--peak-tflops"),
     "latency": (["tp", "-m", "llama-3.1-8b", "--hardware", "h100", "--link-latency-us", "-1"], "--link-latency-us: -1"),
     "no link": ([*STEP[:-1], "m4-max", "--all-reduce", "ring"], "--link-gbs: m4-max has no catalogued link"),
-    "all-reduce": ([*STEP, "--all-reduce", "tree"], "--all-reduce: 'tree'"),
+    "all-reduce": ([*STEP, "--all-reduce", "tree"], "--all-reduce: 'tree'; accepted: ring, one-shot, served"),
+    "served without links": ([*STEP[:-1], "m4-max", "--all-reduce", "served"], "--all-reduce: 'served': m4-max has no"),
+    "served and a link": (
+        [*STEP, "--all-reduce", "served", "--link-gbs", "5"], "leave out --link-latency-us and --link-gbs",
+    ),
     "target": (["capacity", *STEP[1:], "--tpot-ms", "-3"], "--tpot-ms: -3"),
     "capacity context": (["capacity", *STEP[1:], "--context", "0"], "--context: 0"),
     "price": (["cost", *STEP[1:], "--price", "-2"], "--price: -2"),

@@ -120,7 +120,7 @@ COMPUTE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "fit-4096": fit,
     "fit-32768": fit,
     "ceiling-4096": lambda g: ceiling(replica(g), g["T"]),
-    "ridge": lambda g: find_hardware(g["hardware"]).ridge(),
+    "ridge": lambda g: find_hardware(g["hardware"]).peaks["bf16"] / find_hardware(g["hardware"]).bandwidth,
     "tp-speed-of-light": lambda g: decode(replica(g), 1, 0).terms["weights"],
     "tp-latency": lambda g: at(g)[8],
     "tp-best": lambda g: best_degree_continuous(replica(g), g["alpha"]),

@@ -63,7 +63,7 @@ OPTIONS = {  # parameter, of one verb alone as "verb parameter" -> (flags, help)
     "peak_tflops": (("--peak-tflops",), "Peak TFLOP/s of one device, in place of the catalogue's."),
     "mode": (("--mode",), "textbook (full N, no overhead), exact (the scheduler's), or calibrated."),
     "engine": (("--engine",), "Whose fitted constants: vllm, sglang, trtllm."),
-    "all_reduce": (("--all-reduce",), "Count communication: ring or one-shot."),
+    "all_reduce": (("--all-reduce",), "Count communication: ring, one-shot, or served (as engines run it)."),
     "link_latency_us": (("--link-latency-us",), "Microseconds per hop of an all-reduce; default: 2."),
     "link_gbs": (("--link-gbs",), "GB/s per direction of a link, in place of the catalogue's."),
     "overhead_us": (("--overhead-us",), "Microseconds added to every step."),

@@ -10,7 +10,7 @@ from headway.core.errors import BadInput
 from headway.engine.references import load_device, load_shape
 from headway.report.units import gigabytes, metric
 from headway.roofline.capacity import memory_batch, memory_plan
-from headway.roofline.collectives import all_reduce_of
+from headway.roofline.collectives import SERVED, AllReduce, Fastest, all_reduce_of, served_all_reduce
 from headway.roofline.hardware import Hardware
 from headway.roofline.replica import Replica, Textbook, deploy, not_negative
 from headway.roofline.step import can_split, check_layout
@@ -66,8 +66,14 @@ class Setup(msgspec.Struct, frozen=True):
         for field, value in (("--overhead-us", self.overhead_us), ("--skew", self.skew)):
             not_negative(field, value)
         check_layout(replica.shape, self.gpus)
-        reduce = None
-        if self.all_reduce or self.link_latency_us is not None or self.link_gbs is not None:
+        reduce: AllReduce | Fastest | None = None
+        if self.all_reduce == SERVED:
+            if self.link_latency_us is not None or self.link_gbs is not None:
+                raise BadInput("--all-reduce", f"{SERVED!r} is measured: leave out --link-latency-us and --link-gbs")
+            reduce = served_all_reduce(device)
+            if reduce is None:
+                raise BadInput("--all-reduce", f"{SERVED!r}: {device.name} has no catalogued link")
+        elif self.all_reduce or self.link_latency_us is not None or self.link_gbs is not None:
             reduce = all_reduce_of(self.all_reduce or "ring", self.link_bandwidth(device), self.link_seconds())
         return msgspec.structs.replace(replica, all_reduce=reduce, overhead=self.overhead_us * 1e-6, skew=self.skew)
 
@@ -124,6 +130,11 @@ class Setup(msgspec.Struct, frozen=True):
         ]
         if replica.gpus > 1 and mode != "calibrated":
             reduce = replica.all_reduce
+            if self.all_reduce == SERVED:
+                return [
+                    *lines,
+                    "all-reduces: as measured in engines' captured graphs on such links (docs/collectives.md)",
+                ]
             lines.append(
                 f"all-reduces: {self.all_reduce or 'ring'}, {self.link_seconds() * 1e6:g} us per hop, "
                 f"{metric(self.link_bandwidth(device), 'B/s')} (--link-latency-us, --link-gbs)"

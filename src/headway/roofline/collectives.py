@@ -18,6 +18,7 @@ from headway.roofline.hardware import Hardware, Link
 from headway.roofline.work import larger
 
 KINDS = ("ring", "one-shot")
+SERVED = "served"  # as engines run them: `served_all_reduce`
 US = 1e-6
 
 
@@ -69,24 +70,19 @@ def all_reduce_of(kind: str, link_bandwidth: float, alpha: float) -> AllReduce:
         BadInput: neither "ring" nor "one-shot".
     """
     if kind not in KINDS:
-        raise BadInput("--all-reduce", f"{kind!r}; accepted: {', '.join(KINDS)}")
+        raise BadInput("--all-reduce", f"{kind!r}; accepted: {', '.join((*KINDS, SERVED))}")
     return AllReduce(kind, link_bandwidth, alpha)
 
 
 def measured_ring(link: Link) -> AllReduce:
     """A ring as NCCL runs it inside a captured graph: three quarters of the link, and a start-up that grows with the
     ring."""
-    return AllReduce("ring", 0.75 * _usable(link), floor=14 * US, per_gpu=1.5 * US)
+    return AllReduce("ring", 0.75 * usable(link), floor=14 * US, per_gpu=1.5 * US)
 
 
 def measured_one_shot(link: Link) -> AllReduce:
     """Small messages read straight from every peer (NCCL's low-latency protocol and the engines' own kernels)."""
-    return AllReduce("one-shot", _usable(link), floor=5 * US, per_gpu=1.5 * US, limit=float(1 << 20))
-
-
-def measured_eager(link: Link) -> AllReduce:
-    """A ring called from eager Python, one launch per call: the host's path hides small messages."""
-    return AllReduce("ring", 0.7 * _usable(link), floor=12 * US, per_gpu=1.5 * US, host=40 * US)
+    return AllReduce("one-shot", usable(link), floor=5 * US, per_gpu=1.5 * US, limit=float(1 << 20))
 
 
 def served_all_reduce(hardware: Hardware) -> Fastest | None:
@@ -101,6 +97,6 @@ def served_all_reduce(hardware: Hardware) -> Fastest | None:
 LINK_SHARE = {"NVLink3": 0.75, "PCIe3": 0.33}
 
 
-def _usable(link: Link) -> float:
+def usable(link: Link) -> float:
     """Bytes/s one GPU sends to its neighbours while all do."""
     return link.bandwidth * next((share for name, share in LINK_SHARE.items() if link.name.startswith(name)), 1.0)

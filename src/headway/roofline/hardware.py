@@ -102,11 +102,6 @@ class Hardware(msgspec.Struct, frozen=True):
             return wanted
         return "bf16" if "bf16" in self.peaks or not self.peaks else next(iter(self.peaks))
 
-    def ridge(self, math: str = "bf16") -> float | None:
-        """I* = pi / beta, FLOPs per byte."""
-        peak = self.peak(math)
-        return None if peak is None else peak / self.bandwidth
-
 
 @cache
 def hardware_catalogue() -> dict[str, Hardware]:

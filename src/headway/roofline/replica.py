@@ -57,7 +57,7 @@ class Replica(msgspec.Struct, frozen=True):
     pi: float
     precision: str
     math: str
-    all_reduce: AllReduce | None = None
+    all_reduce: AllReduce | Fastest | None = None
     overhead: float = 0.0
     skew: float = 0.0
 

@@ -203,11 +203,6 @@ def kv_bytes(shape: ModelShape | tuple[KVGroup, ...], tokens: float, tp: int = 1
     return sum(len(group.layers) * group.layer_row_bytes(tp) * group.kept(tokens) for group in groups)
 
 
-def kv_read_bytes(shape: ModelShape, tokens: float, tp: int = 1) -> float:
-    """Bytes of cache one decode step reads for a sequence of `tokens`: every reading layer, at most `read_limit`."""
-    return sum(group.reading_layers * group.layer_row_bytes(tp) * group.read(tokens) for group in shape.groups)
-
-
 def kv_bytes_per_token(shape: ModelShape, tp: int = 1) -> float:
     """m_KV: bytes each further token adds while no window is full (B1). States add nothing."""
     return sum(len(g.layers) * g.layer_row_bytes(tp) for g in shape.groups if g.kind != "state")
