@@ -162,7 +162,13 @@ NOT_IN_GGUF = {name for name in VARIANTS if name.startswith(LATER)} | {
 IN_GGUF = {name: changes for name, changes in VARIANTS.items() if name not in NOT_IN_GGUF} | {
     "gemma2": VARIANTS["gemma2"] | {"query_pre_attn_scalar": 24},
     "gemma3_text": VARIANTS["gemma3_text"] | {"query_pre_attn_scalar": 24},
-}
+    "olmo3 window": VARIANTS["olmo3 window"] | {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        }
+    },
+}  # fmt: skip
 # The plain variant of each family but Llama.
 FAMILIES = ("qwen2", "qwen3", "mistral window", "gemma2", "gemma3_text", "olmo2", "granite")
 
@@ -212,7 +218,7 @@ def to_gguf(folder: Path, path: Path, kind: str = "F32", mixed: Mapping[str, str
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     model_type = config["model_type"]
-    family = {"mistral": "llama", "gemma3_text": "gemma3"}.get(model_type, model_type)
+    family = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"}.get(model_type, model_type)
     rope = config["rope_parameters"].get("full_attention", config["rope_parameters"])
     writer = gguf.GGUFWriter(path, family)
     _add_scales(writer, config)
@@ -280,7 +286,8 @@ def _add_scales(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         if config.get(field) is not None and not config["model_type"].startswith("qwen"):
             add(config[field])
     if "sliding_attention" in config["rope_parameters"]:
-        writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+        if config["model_type"] == "gemma3_text":
+            writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
 
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp, normed_qk, projections
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases
+from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases, stated
 from headway.model.family import Decoder, decoder_of
+from headway.model.rope import inverse_frequencies, rope
 from headway.model.tensors import FULL_QK_NORMS, MATRICES, O_BIAS, POST_NORMS, QKV_BIASES, TensorSpec
 from headway.ops.protocol import Forward, Ops, Tensor
 
 DIALECT = Dialect(defaults={"rms_norm_eps": 1e-5})
+IN_GGUF = Dialect(  # where an OLMo 3 is an OLMo 2 with windows
+    understood=frozenset({"sliding_window"}),
+    gguf={
+        "attention.sliding_window": "sliding_window", "attention.sliding_window_pattern": "sliding_window_pattern",
+        "rope.freq_base": "rope_theta",
+    },
+)  # fmt: skip
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -18,7 +28,11 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    return decoder_of(checkpoint, decoder_config(checkpoint, DIALECT), layer_of(checkpoint), build)
+    config = decoder_config(checkpoint, IN_GGUF if checkpoint.gguf else DIALECT)
+    if config.windowed:  # whose rope is never scaled
+        theta = stated(checkpoint, IN_GGUF).number("rope_theta", 10000.0)
+        config = replace(config, local_rope=rope(inverse_frequencies(config.head_dim, theta)))
+    return decoder_of(checkpoint, config, layer_of(checkpoint), build)
 
 
 def layer_of(checkpoint: Checkpoint) -> dict[str, TensorSpec]:
