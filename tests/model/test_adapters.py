@@ -24,6 +24,7 @@ from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
 from tests.model.adapters import ALL, merged, random_pairs, write_gguf, write_peft
 from tests.model.checkpoints import VARIANTS, logits, make, prompt, to_gguf
+from tests.model.mixtures import MIXTURES
 from tests.model.paging import Bench
 from tests.ops.native.harness import kernels
 
@@ -54,12 +55,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedMode
 
 @pytest.mark.parametrize(
     "variant",
-    ["grouped", "qwen3 biases", "phi3", "mlp biases", "gemma2", "granite", "gpt2", "gpt_neox", "cohere", "starcoder2"],
-)
+    [
+        "grouped", "qwen3 biases", "mlp biases", "phi3", "gemma2", "granite", "gpt2", "gpt_neox", "cohere",
+        "starcoder2", "exaone4", "glm4", "nemotron", "mixtral", "qwen2_moe", "deepseek_v3",
+    ],
+)  # fmt: skip
 def test_logits_equal_those_of_merged_weights(tmp_path: Path, variant: str) -> None:
-    theirs = make(tmp_path, **VARIANTS[variant])
-    pairs = random_pairs(theirs)
+    theirs = make(tmp_path, **(VARIANTS | MIXTURES)[variant])
     runner, adaptable = bench(tmp_path)
+    pairs = random_pairs(theirs, adaptable.names())
+    assert pairs.keys() == {*adaptable.names()}
     put(adaptable, 2, write_peft(tmp_path / "adapter", pairs))
     expected = logits(merged(theirs, pairs, 2.0), IDS)
     assert np.abs(expected - logits(theirs, IDS)).max() > 0.1

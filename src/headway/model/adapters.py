@@ -87,6 +87,10 @@ class Adaptable:
         shapes = [layer.shape for pieces in self._by_module.values() for layer in pieces]
         self.bytes = (limits.count + 1) * sum(backend.low_rank_bytes(shape, limits.most_rank) for shape in shapes)
 
+    def names(self, gguf: bool = False) -> list[str]:
+        """Of all layers, as adapters of either kind call them."""
+        return [name.removesuffix(_MATRIX) for name in (self._by_tensor if gguf else self._by_module)]
+
     def check(self, file: AdapterFile) -> None:
         """
         Raises:
@@ -98,7 +102,7 @@ class Adaptable:
         for name, pair in file.pairs.items():
             layers = self._layers(file, name)
             if not layers:
-                known = sorted({module.removesuffix(_MATRIX).rpartition(".")[2] for module in self._named(file)})
+                known = sorted({layer.rpartition(".")[2] for layer in self.names(file.gguf)})
                 problem = f"is no linear layer of this model; adapters may add to {', '.join(known)}"
                 raise ModelFileError(f"{file.path}: {shown(name)} {problem}")
             wanted = sum(layer.shape[0] for layer in layers), layers[0].shape[1]
