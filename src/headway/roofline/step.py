@@ -93,8 +93,8 @@ class Efficiency(msgspec.Struct, frozen=True):
         return (a + b + (apart * apart + both * both * a * b) ** 0.5) / 2.0
 
     def roof(self, sides: Iterable[tuple[float, float]]) -> float:
-        """Seconds of all classes, one after another."""
-        return sum(self.meet(read, work) for read, work in sides)
+        """Seconds of all classes, one after another; a number that is 0 is of a class this step or model has not."""
+        return sum(self.meet(read, work) for read, work in sides if read.__class__ is not float or read or work)
 
     def overhead(self, work: StepWork, beta: float) -> float:
         """Seconds besides."""
