@@ -13,6 +13,8 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from headway.shape.families import FAMILIES as SHAPES
+
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
@@ -154,9 +156,10 @@ VARIANTS |= {
         "model_type": "nemotron", "attention_bias": True, "hidden_act": "relu", "partial_rotary_factor": 0.75,
     },
 }  # fmt: skip
-LATER = ("phi", "gpt", "stablelm", "cohere", "glm", "nemotron", "starcoder2", "smollm3 w", "phi3 w")
-NOT_IN_GGUF = {name for name in VARIANTS if name.startswith(LATER)} | {
-    "smollm3 listed", "mistral window", "qwen2 window", "qwen3 window",
+NOT_IN_GGUF = {
+    "smollm3 listed", "smollm3 window", "starcoder2 window", "gpt2 untied", "gpt_neox in turn", "phi normed",
+    "stablelm normed", "cohere2", "glm", "nemotron biases",
+    "mistral window", "qwen2 window", "qwen3 window",
     "ministral window", "olmo3 window", "gemma2 uncapped", "gemma3_text capped",
 }  # fmt: skip
 IN_GGUF = {name: changes for name, changes in VARIANTS.items() if name not in NOT_IN_GGUF} | {
@@ -168,6 +171,7 @@ IN_GGUF = {name: changes for name, changes in VARIANTS.items() if name not in NO
             "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
         }
     },
+    "cohere": VARIANTS["cohere"] | {"tie_word_embeddings": True},
 }  # fmt: skip
 # The plain variant of each family but Llama.
 FAMILIES = ("qwen2", "qwen3", "mistral window", "gemma2", "gemma3_text", "olmo2", "granite")
@@ -215,11 +219,14 @@ def to_gguf(folder: Path, path: Path, kind: str = "F32", mixed: Mapping[str, str
     short name. Types that the gguf package does not quantise to get random weights of N(0, 0.1) or so."""
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
     model_type = config["model_type"]
-    family = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"}.get(model_type, model_type)
-    rope = config["rope_parameters"].get("full_attention", config["rope_parameters"])
+    config = SHAPES[model_type].complete(config)  # under Llama's names
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    family = ARCHITECTURES.get(model_type, model_type)
+    rope = config.get("rope_parameters") or {"rope_type": "none"}
+    rope = rope.get("full_attention", rope)
     writer = gguf.GGUFWriter(path, family)
     _add_scales(writer, config)
     writer.add_block_count(config["num_hidden_layers"])
@@ -230,9 +237,13 @@ def to_gguf(folder: Path, path: Path, kind: str = "F32", mixed: Mapping[str, str
     writer.add_head_count_kv(kv_heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
+    if family in LAYER_NORMED:
+        writer.add_layer_norm_eps(config["rms_norm_eps"])
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if rope["rope_type"] != "none":
+        writer.add_rope_freq_base(rope["rope_theta"])
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"t{i}" for i in range(config["vocab_size"])])
     writer.add_eos_token_id(2)
@@ -250,10 +261,17 @@ def to_gguf(folder: Path, path: Path, kind: str = "F32", mixed: Mapping[str, str
             writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32))
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _factors(rope, head_dim))
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], config["num_hidden_layers"])
+    architecture = gguf.MODEL_ARCH[family.upper().replace("-", "_")]
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, tensor in tensors.items():
         if family.startswith("gemma") and name.endswith("norm.weight"):
             tensor = tensor + 1
+        if family == "nemotron" and name.endswith("norm.weight"):
+            tensor = tensor + 1
+        if family == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+            tensor = tensor.T
+        if "query_key_value" in name:
+            tensor = tensor.reshape(heads, 3, head_dim, -1).swapaxes(0, 1).reshape(tensor.shape)
         if family in ("llama", "smollm3", "granite") and ("q_proj" in name or "k_proj" in name):
             n = heads if "q_proj" in name else kv_heads
             tensor = tensor.reshape(n, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
@@ -271,6 +289,14 @@ def to_gguf(folder: Path, path: Path, kind: str = "F32", mixed: Mapping[str, str
     writer.close()
 
 
+# What llama.cpp calls a family, where that is not transformers' name; and which of its families have layer norms.
+ARCHITECTURES = {
+    "mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2",
+    "phi": "phi2", "gpt_neox": "gptneox", "cohere": "command-r",
+}  # fmt: skip
+LAYER_NORMED = {"gpt2", "gptneox", "phi2", "stablelm", "starcoder2", "command-r", "nemotron"}
+
+
 def _add_scales(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     """Windows, caps and multipliers, as far as llama.cpp's converter writes them for these families."""
     adders: dict[str, Callable[[Any], None]] = {
@@ -281,13 +307,16 @@ def _add_scales(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         "attention_multiplier": writer.add_attention_scale,
         "logits_scaling": writer.add_logit_scale,
         "sliding_window": writer.add_sliding_window,
+        "logit_scale": writer.add_logit_scale,
+        "use_parallel_residual": writer.add_parallel_residual,
     }
     for field, add in adders.items():
         if config.get(field) is not None and not config["model_type"].startswith("qwen"):
             add(config[field])
-    if "sliding_attention" in config["rope_parameters"]:
+    ropes = config.get("rope_parameters", {})
+    if "sliding_attention" in ropes:
         if config["model_type"] == "gemma3_text":
-            writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+            writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -16,6 +17,10 @@ from headway.model.rope import rope_from_hf
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SHORT, LONG = [1.0 + 0.1 * n for n in range(8)], [1.0 + n for n in range(8)]
+LONGROPE = {
+    "rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 64,
+}  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "default": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     "theta beside": {"rope_theta": 500.0},
@@ -40,6 +45,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "yarn, betas": {"rope_parameters": {**YARN, "beta_fast": 8, "beta_slow": 2.0}},
     "yarn, betas null": {"rope_parameters": {**YARN, "beta_fast": None, "beta_slow": None}},
     "yarn, not truncated": {"rope_parameters": {**YARN, "truncate": False, "rope_theta": 300.0}},
+    "dynamic": {"rope_scaling": {"type": "dynamic", "factor": 4.0}, "rope_theta": 500.0},
+    "longrope": {"rope_parameters": LONGROPE},
+    "longrope, older": {
+        "rope_scaling": {"type": "longrope", "short_factor": SHORT, "long_factor": LONG},
+        "original_max_position_embeddings": 64, "rope_theta": 500.0,
+    },
+    "longrope, factors": {"rope_parameters": {**LONGROPE, "attention_factor": 1.3, "factor": 2.0}},
+    "longrope, factor": {"rope_parameters": {**LONGROPE, "factor": 6.0}},
     "yarn, factor below 1": {"rope_parameters": {**YARN, "factor": 0.5}},
 }  # fmt: skip
 
@@ -55,6 +68,9 @@ def test_angles_are_those_of_transformers(kind: str) -> None:
     ours = rope_from_hf(Fields(stated, "config.json", ModelFileError.of), 16)
     np.testing.assert_allclose(ours.inv_freq, theirs.inv_freq.numpy(), rtol=2e-6)
     assert ours.magnitude == pytest.approx(theirs.attention_scaling)
+    if ours.longer:
+        theirs(torch.zeros(1), torch.tensor([[ours.original]]))  # one position more
+        np.testing.assert_allclose(ours.longer, theirs.inv_freq.numpy(), rtol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +79,8 @@ def test_angles_are_those_of_transformers(kind: str) -> None:
         ({"rope_scaling": {"rope_type": "yarn", "factor": "4"}}, "rope_scaling: factor: '4' is not a positive number"),
         ({"rope_scaling": {**YARN, "truncate": 1}}, "truncate: 1 is neither true nor false"),
         ({"rope_scaling": {**YARN, "beta_fast": -1}}, "beta_fast: -1 is not a positive number"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": [1.0]}}, "long_factor: [1.0] is not a list of 8 numbers"),
+        ({"rope_scaling": {**LONGROPE, "short_factor": [0.0] * 8}}, "short_factor[0]: 0.0 is not a positive number"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not supported for this kind of model"),
         ({"rope_parameters": {"partial_rotary_factor": 2}}, "partial_rotary_factor: 2 is not supported"),
         ({"rope_parameters": {"rope_type": "axial"}}, "'axial' is not supported; default, linear, "),
