@@ -18,7 +18,7 @@ from headway.ops.weight import Weight
 from headway.shape.formats import FORMATS
 
 DIALECT = Dialect(
-    understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS,
+    understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS | {"attention.sliding_window": "sliding_window"},
     defaults={"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "num_experts_per_tok": 4},
 )  # fmt: skip
 AROUND = {
@@ -47,7 +47,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
 
     every = frozenset(range(plain.layers))
     gate = ClampedSwiGLU(fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0))
-    config = mixture(plain, fields, every, routing, "moe_intermediate_size")
+    config = mixture(plain, fields, every, routing, "moe_intermediate_size" if checkpoint.gguf else "intermediate_size")
     biased = "blk.0.attn_q.bias" in checkpoint.tensors if checkpoint.gguf else fields.flag("attention_bias", True)
     layer = LAYER | AROUND | (QKV_BIASES | O_BIAS if biased else {})
     config = replace(config, expert_activation=gate)

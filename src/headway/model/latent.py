@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from headway.core.fields import Fields
 from headway.model.blocks import Weights, by_layer, embed, logits
 from headway.model.checkpoint import Checkpoint
@@ -13,7 +15,8 @@ from headway.model.mixture import MixtureConfig, feed_forward
 from headway.model.rope import yarn_magnitude
 from headway.model.tensors import LAYER, TensorSpec
 from headway.ops.protocol import Forward, Ops, Tensor
-from headway.ops.weight import Weight, stack
+from headway.ops.weight import Deferred, Weight, stack
+from headway.shape.formats import FORMATS
 
 INNER_EPS = 1e-6  # of the norms within attention, whatever the config says of the others
 
@@ -85,9 +88,21 @@ def cut_kv_up(weight: Weight, config: LatentConfig) -> Mapping[str, Weight]:
     """Of every head, rows of its keys' projection, then of its values'."""
     size = config.plain + config.value
     heads = [weight.rows(head * size, (head + 1) * size) for head in range(config.heads)]
-    keys = [head.rows(0, config.plain).transposed() for head in heads]
+    keys = [_turned(head.rows(0, config.plain)) for head in heads]
     values = [head.rows(config.plain, size) for head in heads]
     return {"key_up": stack(f"{weight.name} (keys)", keys), "value_up": stack(f"{weight.name} (values)", values)}
+
+
+def _turned(keys: Weight) -> Weight:
+    """The transpose; of quantised blocks, which cannot be turned, as 16-bit numbers."""
+    if FORMATS[keys.format].numbers == 1:
+        return keys.transposed()
+
+    def make() -> np.ndarray:
+        return np.ascontiguousarray(keys.dequantise().T, np.float16).view(np.uint8)
+
+    rows, columns = keys.shape
+    return replace(keys, shape=(columns, rows), format="f16", data=Deferred(2 * rows * columns, make))
 
 
 def _spec(hf: str, gguf: str, *dims: str, part: str = "attention") -> TensorSpec:
@@ -105,6 +120,10 @@ KEYS = {
     "kv_norm": _spec("kv_a_layernorm.weight", "kv_a_norm.weight", "kv_rank", part="norm"),
     "kv_b": replace(_spec("kv_b_proj.weight", "kv_b.weight", "kv_up_width", "kv_rank"), cut=cut_kv_up),
     "o": _spec("o_proj.weight", "output.weight", "hidden_size", "attended_width"),
+}
+APART = {  # instead of kv_b, in GGUF files
+    "key_up": _spec("", "k_b.weight", "heads", "kv_rank", "plain"),
+    "value_up": _spec("", "v_b.weight", "heads", "value", "kv_rank"),
 }
 BIASES = {
     "q_a_bias": _spec("q_a_proj.bias", "q_a.bias", "q_rank"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from headway.core.errors import BadInput, ModelFileError, shown
 from headway.core.fields import Fields
 from headway.model import (
     cohere,
+    deepseek2,
     deepseek_v2,
     deepseek_v3,
     exaone4,
@@ -66,6 +68,7 @@ FAMILIES = {
     "cohere": cohere.decoder,
     "cohere2": cohere.windowed_decoder,
     "command-r": cohere.decoder,  # in GGUF
+    "deepseek2": deepseek2.decoder,  # in GGUF
     "deepseek_v2": deepseek_v2.decoder,
     "deepseek_v3": deepseek_v3.decoder,
     "exaone4": exaone4.decoder,
@@ -244,7 +247,7 @@ def open_model(
         raise ModelFileError(
             f"{path}: architecture {shown(checkpoint.architecture)} is not supported; accepted: {', '.join(FAMILIES)}"
         )
-    decoder = FAMILIES[checkpoint.architecture](checkpoint)
+    decoder = _family(checkpoint)(checkpoint)
     weights = decoder.weights.values()
     tokenizer = tokenizer_source(checkpoint, decoder.config.vocab_size)
     if chat_template is not None:
@@ -261,6 +264,13 @@ def open_model(
         formats=dict(Counter(weight.format for weight in weights)),
     )
     return OpenModel(info, checkpoint, decoder)
+
+
+def _family(checkpoint: Checkpoint) -> Callable[[Checkpoint], Decoder]:
+    """What understands the checkpoint; GGUF files call Mixtral a llama."""
+    if checkpoint.gguf and checkpoint.config.values.get("llama.expert_count"):
+        return mixtral.decoder
+    return FAMILIES[checkpoint.architecture]
 
 
 def _name(checkpoint: Checkpoint) -> str:

@@ -3,6 +3,8 @@ lets it (Yang et al. 2024)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headway.core.fields import Fields
 from headway.model import mixtral
 from headway.model.checkpoint import Checkpoint
@@ -47,7 +49,17 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     shared = fields.size("shared_expert_intermediate_size", default=5632)
     config = mixture(config, fields, sparse, routing, "moe_intermediate_size", shared)
     layers = mixture_layers(config, LAYER | (QKV_BIASES if _biases(checkpoint, fields) else {}), SPARSE | SHARED)
-    return decoder_of(stacked(checkpoint), config, layers, mixtral.build)
+    return decoder_of(stacked(_squared(checkpoint)), config, layers, mixtral.build)
+
+
+def _squared(checkpoint: Checkpoint) -> Checkpoint:
+    """With the shared expert's gate as a matrix of one row; GGUF files have a vector."""
+    rows = {
+        name: replace(weight, shape=(1, *weight.shape))
+        for name, weight in checkpoint.tensors.items()
+        if name.endswith(".ffn_gate_inp_shexp.weight") and len(weight.shape) == 1
+    }
+    return replace(checkpoint, tensors=checkpoint.tensors | rows)
 
 
 def _biases(checkpoint: Checkpoint, fields: Fields) -> bool:
