@@ -15,7 +15,6 @@ from headway.shape.formats import stored_bytes
 
 BLOCK = 32  # numbers that share a scale in the formats written here
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word of eight the gemm layout puts each of eight neighbours
-MXFP4_CODES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)  # twice E2M1's values
 
 _WRITERS = {"q4_0": blocks.write_q4_0, "q5_0": blocks.write_q5_0, "q8_0": blocks.write_q8_0}
 _RANGES = {"q4_0": (-8, 7), "q5_0": (-16, 15), "q8_0": (-128, 127)}
@@ -232,22 +231,20 @@ def _run(size: int, parts: int) -> int:
 def mxfp4(layer: Layer, name: str) -> Made:
     """NAME_blocks uint8 [..., groups, 16], the lower half of a byte first; NAME_scales uint8 [..., groups]."""
     part = name.removesuffix("_blocks")
-    codes, scales = layer.weight(f"{part}_blocks", "u8"), layer.weight(f"{part}_scales", "u8")
-    if len(codes.shape) < 3 or codes.shape[-1] != BLOCK // 2:
+    stored, scales = layer.weight(f"{part}_blocks", "u8"), layer.weight(f"{part}_scales", "u8")
+    if len(stored.shape) < 3 or stored.shape[-1] != BLOCK // 2:
         raise ModelFileError(
-            f"{layer.where}: its tensor {part}_blocks is of shape {codes.shape}, not [..., groups, 16]"
+            f"{layer.where}: its tensor {part}_blocks is of shape {stored.shape}, not [..., groups, 16]"
         )
-    layer.fits(scales.shape, f"{part}_scales", codes.shape[:-1])
-    shape = (*codes.shape[:-2], codes.shape[-2] * BLOCK)
+    layer.fits(scales.shape, f"{part}_scales", stored.shape[:-1])
+    shape = (*stored.shape[:-2], stored.shape[-2] * BLOCK)
 
     def make() -> np.ndarray:
         pairs = layer.get(f"{part}_blocks", "u8").reshape(-1, BLOCK // 2)
-        doubled = np.stack([MXFP4_CODES[pairs & 15], MXFP4_CODES[pairs >> 4]], axis=-1).reshape(-1, BLOCK)
-        exponent = layer.get(f"{part}_scales", "u8").reshape(-1).astype(np.int32) - 128
-        with np.errstate(over="ignore"):  # an infinite scale is refused by the backend
-            return blocks.write_q5_0(doubled, np.ldexp(np.float32(1), exponent).astype(np.float16)).reshape(-1)
+        codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(-1, BLOCK)
+        return blocks.write_mxfp4(codes, layer.get(f"{part}_scales", "u8").reshape(-1)).reshape(-1)
 
-    return part, _deferred(part, shape, "q5_0", make, layer), (f"{part}_blocks", f"{part}_scales")
+    return part, _deferred(part, shape, "mxfp4", make, layer), (f"{part}_blocks", f"{part}_scales")
 
 
 def _coded(

@@ -6,7 +6,7 @@
     compressed-tensors   weight_packed, weight_scale, weight_shape, ...  q4_0, q5_0 or q8_0
                          weight (I8 or F8_E4M3), weight_scale            q8_0 or f16
     fp8, fbgemm_fp8      weight (F8_E4M3), weight_scale or _scale_inv    f16
-    mxfp4                NAME_blocks, NAME_scales                        q5_0
+    mxfp4                NAME_blocks, NAME_scales                        mxfp4
 
 Integers keep their values exactly: a code minus its zero point fits the format, and scales are halves (others are
 rounded to them). FP8 times its scale is rounded to a half. What a checkpoint says about activations is not carried

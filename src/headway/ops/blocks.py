@@ -168,6 +168,11 @@ def write_q8_0(q: np.ndarray, d: np.ndarray) -> np.ndarray:
     return np.concatenate([_stored_half(d), q.astype(np.int8).view(np.uint8)], axis=1)
 
 
+def write_mxfp4(q: np.ndarray, exponent: np.ndarray) -> np.ndarray:
+    """q E2M1 codes from 0 to 15 [blocks, 32], exponent uint8 [blocks] -> uint8 [blocks, 17]."""
+    return np.concatenate([exponent[:, None], _stored_nibbles(q)], axis=1)
+
+
 def _stored_half(d: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(d, np.float16).view(np.uint8).reshape(-1, 2)
 

@@ -99,7 +99,7 @@ class Weight:
             self,
             name=f"{self.name}[{start}:{stop}]",
             shape=(stop - start, *self.shape[1:]),
-            data=self.data.reshape(self.shape[0], -1)[start:stop],
+            data=self._view(size * (stop - start), lambda: self.data.reshape(self.shape[0], -1)[start:stop]),
             origin=self.origin and self.origin.part(start * size, (stop - start) * size),
         )
 
@@ -110,25 +110,25 @@ class Weight:
             self,
             name=f"{self.name}[{part} of {parts} by {run}]",
             shape=(turns * run, *self.shape[1:]),
-            data=self.data.reshape(turns, parts, -1)[:, part],
+            data=self._view(self.bytes // parts, lambda: self.data.reshape(turns, parts, -1)[:, part]),
         )
 
     def transposed(self) -> Weight:
         """Its transpose, as a view. Of the formats without blocks only."""
         rows, columns = self.shape
-        data = self.data.reshape(rows, columns, FORMATS[self.format].bytes).transpose(1, 0, 2)
+        width = FORMATS[self.format].bytes
+        data = self._view(self.bytes, lambda: self.data.reshape(rows, columns, width).transpose(1, 0, 2))
         return replace(self, name=f"{self.name}.T", shape=(columns, rows), data=data)
+
+    def _view(self, nbytes: int, view: Callable[[], np.ndarray]) -> np.ndarray | Deferred:
+        """Of its data: made now, unless those are not made yet."""
+        return Deferred(nbytes, view) if isinstance(self.data, Deferred) else view()
 
     def within(self, rows: slice) -> Weight:
         """Of a stack, some rows of each matrix, as a view."""
         count, height, width = self.shape
         shape = (count, len(range(height)[rows]), width)
-
-        def pick() -> np.ndarray:
-            return self.data.reshape(count, height, -1)[:, rows]
-
-        deferred = isinstance(self.data, Deferred)
-        data = Deferred(self.bytes // height * shape[1], pick) if deferred else pick()
+        data = self._view(self.bytes // height * shape[1], lambda: self.data.reshape(count, height, -1)[:, rows])
         return replace(self, name=f"{self.name}[:, {rows.start}:{rows.stop}:{rows.step}]", shape=shape, data=data)
 
     def each_transposed(self) -> Weight:
