@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from headway.cli.batch import BatchLine, encode, open_batch
+from headway import LLM
+from headway.cli.batch import BatchLine, encode, open_batch, run
 from headway.core.errors import BadInput
 from headway.core.request import Finish, SamplingParams
 from headway.engine.results import Choice, Completion
+from tests.serve.conftest import write_tiny_checkpoint
 
 HEADWAY = [sys.executable, "-m", "headway"]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -118,3 +120,29 @@ def test_the_last_line_sums_up_and_ctrl_c_says_what_is_kept(tmp_path: Path) -> N
     given.write_text(json.dumps(lines[0] | {"id": 2}) + "\n")
     shown = subprocess.run(command, capture_output=True, text=True).stderr
     assert "1 answered, 0 failed, " in shown and "tokens/s" in shown
+
+
+def test_answers_to_openais_lines_are_as_its_output_files_have_them(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path)
+    given, made = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    chat = {"model": "gpt", "messages": HI, "max_tokens": 3, "logprobs": True, "top_logprobs": 1, "n": 2}
+    text = {"prompt": "the fox", "max_tokens": 3, "temperature": 0, "echo": True, "logprobs": 1}
+    lines = [
+        {"custom_id": "a", "method": "POST", "url": CHAT, "body": chat},
+        {"custom_id": "b", "method": "POST", "url": TEXT, "body": text},
+        {"custom_id": "c", "method": "POST", "url": TEXT, "body": {"prompt": "a", "logit_bias": {"99999": 1}}},
+    ]
+    given.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with LLM(tmp_path, kv_cache_gib=0.01, backend="reference") as llm:
+        assert run(llm, open_batch(given, made, {})) == 1
+    found = {line["custom_id"]: line for line in map(json.loads, made.read_text().splitlines())}
+    assert [found[id]["response"]["status_code"] for id in "abc"] == [200, 200, 400]
+    a, b, c = (found[id]["response"]["body"] for id in "abc")
+    assert a["object"] == "chat.completion" and [choice["index"] for choice in a["choices"]] == [0, 1]
+    assert all(len(choice["logprobs"]["content"]) == 3 for choice in a["choices"])
+    assert a["usage"]["completion_tokens"] == 6
+    (choice,) = b["choices"]
+    assert choice["text"].startswith("the fox") and choice["logprobs"]["text_offset"][0] == 0
+    assert len(choice["logprobs"]["tokens"]) == b["usage"]["total_tokens"]
+    assert "logit_bias" in c["error"]["message"]
+    assert [line.id for line in open_batch(given, made, {}).todo] == ["c"], "what failed is tried again"

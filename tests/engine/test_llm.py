@@ -246,7 +246,7 @@ def test_a_wrong_argument_is_one_sentence(llm: LLM, call: Callable[[LLM], object
         ({"kv_cache_gib": 1e300}, r"--kv-cache-gib: 1e\+300 does not fit: at most"),
         ({"max_step_tokens": 10**9}, r"--kv-cache-gib: .* for a step's activations"),
         ({"max_queued_tokens": -5}, "--max-queued-tokens: -5 is not an integer >= 1"),
-        ({"model": ""}, "config.json: cannot be read"),
+        ({"model": ""}, "holds neither a config.json nor a .gguf file"),
         ({"model": Path("no") / "such" / "model"}, "no/such/model"),
         ({"model": "~nobody-of-this-name/model"}, "~nobody-of-this-name/model"),
     ],

@@ -214,7 +214,7 @@ class Pool:
             except TimeoutError:
                 reason = f"no connection within {self._timeout:g} s"
             except (OSError, ssl.SSLError) as error:
-                reason = str(error)
+                reason = error.strerror or str(error)
         raise ExchangeFailed(Failure(FailureKind.CONNECT, f"cannot connect to {self.origin.authority}: {reason}"), True)
 
     async def _connect(self, address: str) -> Connection:

@@ -25,9 +25,6 @@ LineId = str | int
 FAILED = ("error", "abort")  # ends of a generation that is not complete
 LINE_START = b'{"id":'  # of every line of the output, see `encode`
 STANDARD = Path("-")  # stdin, or stdout
-ANY_VOCABULARY = 1 << 31  # ids are checked once the model is there
-# Fields of OpenAI's bodies that have another name here.
-PARAMETER_OF = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs", "echo": "prompt_logprobs"}
 SAMPLING = frozenset(SamplingParams.__struct_fields__)
 
 
@@ -38,6 +35,7 @@ class BatchLine:
     id: LineId
     prompt: Any  # text, token ids, or messages
     given: dict[str, Any]  # fields of SamplingParams
+    body: Any = None  # of a line of OpenAI's batches
 
 
 @dataclass(frozen=True)
@@ -90,11 +88,11 @@ def _line(text: bytes, number: int, given: dict[str, Any]) -> BatchLine:
     if not isinstance(id, str | int) or isinstance(id, bool):
         raise BadInput(where, "id must be a string or an integer")
     try:
-        prompt, own = _openai(fields) if "custom_id" in fields else _own(fields)
+        prompt, own, body = _openai(fields) if "custom_id" in fields else (*_own(fields), None)
         checked = msgspec.convert(given | own, SamplingParams)
     except (msgspec.ValidationError, HeadwayError) as error:
         raise BadInput(where, str(error)) from None
-    return BatchLine(id, prompt, {name: getattr(checked, name) for name in given | own})
+    return BatchLine(id, prompt, {name: getattr(checked, name) for name in given | own}, body)
 
 
 def _own(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -112,46 +110,46 @@ def _own(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return prompt, {name: fields[name] for name in fields.keys() & SAMPLING}
 
 
-def _openai(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A line of OpenAI's batches: {"custom_id", "method", "url", "body"}; the body as the server takes it."""
-    from headway.serve.dialects.openai.bodies import ChatRequest, CompletionRequest, sampling_params
-    from headway.serve.dialects.openai.messages import conversation
-    from headway.serve.text import template_messages
+def _openai(fields: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
+    from headway.cli.openai_batch import read
 
-    kinds = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
-    url, body = fields.get("url"), fields.get("body")
-    if fields.get("method", "POST") != "POST" or url not in kinds or not isinstance(body, dict):
-        raise HeadwayError(f'needs "url" (one of {", ".join(kinds)}), "body", and no "method" other than POST')
-    request = msgspec.convert(body, kinds[url])
-    request.check()
-    if request.streams:
-        raise HeadwayError("stream: answers of a batch come whole; leave it out")
-    params = sampling_params(request, ANY_VOCABULARY, SamplingParams())
-    asked = {PARAMETER_OF.get(name, name) for name, value in body.items() if value is not None} & SAMPLING
-    given = {name: value for name, value in msgspec.to_builtins(params).items() if name in asked}
-    if isinstance(request, ChatRequest):
-        return template_messages(conversation(request.messages), knows_developer=False), given
-    prompts = request.prompts()
-    if len(prompts) != 1:
-        raise HeadwayError(f"prompt: {len(prompts)} prompts; a line has one")
-    return prompts[0], given
+    return read(fields)
 
 
 class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
+class _Body(msgspec.Struct):
+    choices: tuple[_Choice, ...] = ()
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    body: _Body
+
+
 class _Line(_Choice, kw_only=True):
     """What of a line of the output says whether its request is done."""
 
     id: LineId
+    custom_id: LineId | None = None  # of a line as OpenAI's batches have it, with its response
+    response: _Response | None = None
     error: str | None = None
     choices: tuple[_Choice, ...] = ()
 
     @property
+    def key(self) -> LineId:
+        return self.id if self.custom_id is None else self.custom_id
+
+    @property
     def failed(self) -> bool:
-        ends = {choice.finish_reason for choice in (self, *self.choices)}
-        return self.error is not None or not ends.isdisjoint(FAILED)
+        ends = {
+            choice.finish_reason
+            for choice in (self, *self.choices, *(self.response.body.choices if self.response else ()))
+        }
+        refused = self.response is not None and self.response.status_code != 200
+        return self.error is not None or refused or not ends.isdisjoint(FAILED)
 
 
 def _finished(output: Path, ids: set[LineId]) -> set[LineId]:
@@ -169,12 +167,12 @@ def _finished(output: Path, ids: set[LineId]) -> set[LineId]:
             raise TypeError("not the start of a line of ours")
     except (msgspec.DecodeError, TypeError):
         raise BadInput("--output", f"{output} exists and is not the output of an earlier run") from None
-    kept = [index for index, line in enumerate(lines) if not (line.failed and line.id in ids)]
+    kept = [index for index, line in enumerate(lines) if not (line.failed and line.key in ids)]
     if len(kept) < len(lines):
         _replace(output, b"".join(texts[index] + b"\n" for index in kept))
     elif rest:
         os.truncate(output, whole)
-    return {lines[index].id for index in kept}
+    return {lines[index].key for index in kept}
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -199,12 +197,18 @@ def run(llm: LLM, batch: Batch, adapter: str = "") -> int:
 
     done, failed = batch.total - len(batch.todo), 0
     requests = ((line.id, line.prompt, llm.params(**line.given)) for line in batch.todo)
+    bodies = {line.id: line.body for line in batch.todo if line.body is not None}
+    answers = _answers(llm) if bodies else None
     began, before = time.monotonic(), llm.generated
     bar = batch_bar(stderr, batch.total, done, lambda: llm.generated) if stderr.is_terminal else plain_bar(batch, done)
     try:
         with batch.output.open("ab") as file, bar as report:
             for id, result in llm.as_completed(requests, adapter=adapter):
-                line = encode(id, result)
+                line = (
+                    encode(id, result)
+                    if answers is None or id not in bodies
+                    else answers.encode(id, bodies[id], result)
+                )
                 file.write(line + b"\n")
                 file.flush()
                 done += 1
@@ -216,6 +220,12 @@ def run(llm: LLM, batch: Batch, adapter: str = "") -> int:
     rate = (llm.generated - before) / max(time.monotonic() - began, 1e-9)
     note(f"{done - failed} answered, {failed} failed, {rate:,.0f} tokens/s")
     return failed
+
+
+def _answers(llm: LLM) -> Any:
+    from headway.cli.openai_batch import Answers
+
+    return Answers(llm)
 
 
 @contextmanager

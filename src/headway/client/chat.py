@@ -104,7 +104,7 @@ class Client:
             raise _error(response.status, response.read(1 << 20))
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise ServerError(f"cannot reach {self.url}: {error}") from None
+            raise ServerError(f"cannot reach {self.url}: {getattr(error, 'strerror', None) or error}") from None
         except ServerError:
             connection.close()
             raise

@@ -31,8 +31,10 @@ def read_keys(path: Path) -> list[str]:
     """
     try:
         lines = [re.split(r"(?:^|\s)#", line)[0].strip() for line in path.read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput("--api-key-file", f"cannot read {str(path)!r}: {error}") from None
+    except OSError as error:
+        raise BadInput("--api-key-file", f"cannot read {str(path)!r}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise BadInput("--api-key-file", f"{str(path)!r} is no text") from None
     keys = [line for line in lines if line]
     if not keys:
         raise BadInput("--api-key-file", f"{str(path)!r} holds no key; write one key a line")
