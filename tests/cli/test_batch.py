@@ -110,7 +110,7 @@ def test_the_last_line_sums_up_and_ctrl_c_says_what_is_kept(tmp_path: Path) -> N
     given.write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = [*HEADWAY, "generate", "--input", str(given), "--output", str(made), "--kv-cache-gib", "0.4"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while not made.exists() or not made.read_bytes():
+        while process.poll() is None and (not made.exists() or not made.read_bytes()):
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None

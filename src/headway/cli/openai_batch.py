@@ -5,6 +5,7 @@ A body is read, checked and answered by what `headway serve` reads, checks and a
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -59,14 +60,21 @@ class Answers:
 
     created = 0
     ready: Ready | None = None
+    lora_folder: Path | None = None
 
     def __init__(self, llm: LLM) -> None:
         engine = llm.engine
         self.model = engine.info.name
         self.reader = PromptReader(ModelText(engine.info), engine.max_model_len, engine.default_params)
 
-    def check_model(self, model: str | None) -> None:
+    @property
+    def adapters(self) -> dict[str, str]:
+        """None may be named: `--adapter` is the whole run's."""
+        return {}
+
+    def check_model(self, model: str | None) -> str:
         """Whatever a line calls the model: it is answered by the one there is."""
+        return ""
 
     def encode(
         self, id: str | int, request: ChatRequest | CompletionRequest, result: Completion | HeadwayError
