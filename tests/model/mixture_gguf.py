@@ -18,20 +18,22 @@ ARCHITECTURES = {
 }  # fmt: skip
 
 
-def mixture_to_gguf(folder: Path, path: Path, experts: str = "F32") -> None:
-    """Write a saved checkpoint as GGUF. experts: type of the routed experts' matrices; all else is F32."""
+def mixture_to_gguf(folder: Path, path: Path, experts: str = "F32", kv_b: str = "") -> None:
+    """Write a saved checkpoint as GGUF. experts: type of the routed experts' matrices; all else is F32. kv_b: type of
+    the projections of latent attention, in one tensor as older files have them."""
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture)
     _metadata(writer, config)
     if config["model_type"].startswith("deepseek"):
-        _latent_metadata(writer, config)
-    kind = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
-    for name, tensor in _converted(load_file(folder / "model.safetensors"), config):
+        _latent_metadata(writer, config, bool(kv_b))
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    for name, tensor in _converted(load_file(folder / "model.safetensors"), config, bool(kv_b)):
         target = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
-        stored = gguf.GGMLQuantizationType[experts if "_exps.weight" in target else "F32"]
+        kind = experts if "_exps.weight" in target else kv_b if "attn_kv_b" in target else "F32"
+        stored = gguf.GGMLQuantizationType[kind]
         writer.add_tensor(target, gguf.quants.quantize(np.ascontiguousarray(tensor), stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -79,16 +81,21 @@ def _metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_eos_token_id(2)
 
 
-def _latent_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+def _latent_metadata(writer: gguf.GGUFWriter, config: dict[str, Any], older: bool) -> None:
     third = config["model_type"] == "deepseek_v3"
     writer.add_leading_dense_block_count(config["first_k_dense_replace"])
     if config["q_lora_rank"]:
         writer.add_q_lora_rank(config["q_lora_rank"])
     writer.add_kv_lora_rank(config["kv_lora_rank"])
-    writer.add_key_length(config["kv_lora_rank"] + config["qk_rope_head_dim"])
-    writer.add_value_length(config["kv_lora_rank"])
-    writer.add_key_length_mla(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
-    writer.add_value_length_mla(config["v_head_dim"])
+    head = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    if older:
+        writer.add_key_length(head)
+        writer.add_value_length(config["v_head_dim"])
+    else:
+        writer.add_key_length(config["kv_lora_rank"] + config["qk_rope_head_dim"])
+        writer.add_value_length(config["kv_lora_rank"])
+        writer.add_key_length_mla(head)
+        writer.add_value_length_mla(config["v_head_dim"])
     writer.add_expert_shared_count(config["n_shared_experts"])
     writer.add_expert_weights_scale(config["routed_scaling_factor"])
     writer.add_expert_weights_norm(third and config["norm_topk_prob"])
@@ -102,7 +109,7 @@ EXPERT = re.compile(r"model\.layers\.(\d+)\..*experts\.(\d+)\.(gate_proj|up_proj
 ROLES = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 
-def _converted(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+def _converted(tensors: dict[str, np.ndarray], config: dict[str, Any], older: bool) -> Iterator[tuple[str, np.ndarray]]:
     """(name, tensor): experts merged, gpt-oss' gates apart, keys' and values' projections of latent attention apart,
     rows of Mixtral's queries and keys permuted."""
     merged: dict[str, dict[int, np.ndarray]] = {}
@@ -118,7 +125,7 @@ def _converted(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> Iterat
         elif name.endswith(("experts.down_proj", "experts.down_proj_bias")):
             kind, x = ("weight", x.swapaxes(1, 2)) if x.ndim == 3 else ("bias", x)
             yield f"blk.{layer}.ffn_down_exps.{kind}", x
-        elif name.endswith("kv_b_proj.weight"):
+        elif name.endswith("kv_b_proj.weight") and not older:
             heads, plain = config["num_attention_heads"], config["qk_nope_head_dim"]
             keys, values = np.split(x.reshape(heads, -1, x.shape[-1]), [plain], axis=1)
             yield f"blk.{layer}.attn_k_b.weight", keys.swapaxes(1, 2)

@@ -45,6 +45,21 @@ def test_a_gguf_of_the_same_weights_gives_the_same_logits(tmp_path: Path, name: 
     assert model.info.parameters == sum(p.numel() for p in theirs.parameters()) + buffers
 
 
+@pytest.mark.parametrize(("kind", "atol"), [("F32", 1e-4), ("Q8_0", 5e-3)])
+def test_older_files_with_both_projections_of_latent_attention_in_one(tmp_path: Path, kind: str, atol: float) -> None:
+    theirs = make(tmp_path, **VARIANTS["deepseek_v2"] | {"kv_lora_rank": 32})
+    mixture_to_gguf(tmp_path, tmp_path / "m.gguf", kv_b=kind)
+    stored = gguf.GGMLQuantizationType[kind]
+    with torch.no_grad():
+        for role, parameter in theirs.named_parameters():
+            if role.endswith("kv_b_proj.weight"):
+                data = gguf.quants.quantize(parameter.numpy(), stored)
+                parameter.copy_(torch.from_numpy(gguf.quants.dequantize(data, stored)))
+    ids, backend = prompt(40), ReferenceBackend()
+    got = Bench(load(tmp_path / "m.gguf", backend), backend).step({"a": ids})
+    np.testing.assert_allclose(got, logits(theirs, ids), rtol=0, atol=atol)
+
+
 @pytest.mark.parametrize(("name", "kind"), [("gpt_oss", "MXFP4"), ("qwen3_moe", "Q8_0"), ("qwen3_moe", "Q4_0")])
 def test_quantised_experts_give_the_logits_of_their_dequantised_selves(tmp_path: Path, name: str, kind: str) -> None:
     theirs = make(tmp_path, **VARIANTS[name] | ({} if name == "gpt_oss" else {"moe_intermediate_size": 64}))
