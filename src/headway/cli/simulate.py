@@ -173,3 +173,33 @@ def score(
         typer.echo(to_json(found))
     else:
         show(document(found))
+
+
+@app.command()
+def lesson(
+    name: Annotated[str, typer.Argument(help="batching, memory, long-prompt, frontier or little.")],
+    json: Json = False,
+    plot: Annotated[Path | None, typer.Option(help="Write the plot (.svg or .png).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page that opens offline.")] = None,
+) -> None:
+    """One experiment that shows why engines are built as they are: a table, a plot, and what is seen."""
+    from headway.cli.terminal import doing
+    from headway.metrics.files import to_json
+    from headway.report.document import show, write_page, write_plot
+    from headway.report.figures import check_plot
+    from headway.report.files import check_writable
+    from headway.simulate.lessons import lesson as played
+
+    check_plot(plot)
+    check_writable(html, "--html")
+    with doing() as say:
+        say("simulating")
+        found = played(name)
+    if plot is not None:
+        write_plot(found.document(), plot)
+    if html is not None:
+        write_page(found.document(), html, f"headway simulate lesson {name}")
+    if json:
+        typer.echo(to_json(found.json()))
+    else:
+        show(found.document())
