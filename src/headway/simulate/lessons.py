@@ -201,7 +201,7 @@ def littles_law() -> Lesson:
         ])  # fmt: skip
     points = {"inside": [(r[0], r[1]) for r in rows], "of these waiting": [(r[0], r[3]) for r in rows]}
     seen = (
-        f"The mean number inside is the rate times the mean time inside at every load: {rows[0][1]:.1f} at 2 requests/s,"
+        f"The mean number inside is the rate times the mean time inside at every load: {rows[0][1]:.1f} at 2/s,"
         f" {rows[3][1]:.1f} at 8. The law also holds where the system does not keep up, but then it says how long the "
         "run was: with a longer one both sides would be larger."
     )
