@@ -75,6 +75,12 @@ class Constants(msgspec.Struct, frozen=True):
             reduce = msgspec.structs.replace(reduce, **changes)
         return Constants(msgspec.structs.replace(self.efficiency, **changed), reduce)
 
+    def scaled(self, offsets: Mapping[str, float], by: float, like: StepTime) -> dict[str, float]:
+        """Offsets under which every part of a step takes exp(by) times as long."""
+        rising = ("layer", "row", "eager", "step", "floor")
+        names = self.names(like.shape.is_moe)
+        return {name: offsets.get(name, 0.0) + (by if name in rising else -by) for name in names}
+
     def model(self, like: StepTime) -> StepTime:
         """The same model under these constants."""
         return StepTime(
