@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from headway.core.errors import ModelFileError
 from headway.core.fields import Fields
-from headway.model.rope import rope_from_hf
+from headway.model.rope import rope_from_hf, scaled_context
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -102,3 +102,15 @@ def test_layers_of_different_types_may_have_ropes_of_their_own() -> None:
     with pytest.raises(ModelFileError, match="chunked_attention"):
         rope_from_hf(fields, 16, "chunked_attention")
     assert rope_from_hf(alone, 16, "sliding_attention") == full  # one rope is everyone's
+
+
+@pytest.mark.parametrize(
+    ("rope", "context"),
+    [
+        ({}, 256), (YARN, 256), ({**YARN, "factor": 8.0}, 512), ({"type": "yarn", "factor": 2.0}, 512),
+        ({"rope_type": "linear", "factor": 4.0}, 256),
+    ],
+)  # fmt: skip
+def test_yarn_makes_room_for_more_positions_than_the_config_states(rope: dict[str, Any], context: int) -> None:
+    fields = Fields(config(rope_scaling=dict(rope)), "config.json", ModelFileError.of)
+    assert scaled_context(fields, 256) == context

@@ -9,7 +9,7 @@ from typing import Any
 from headway.core.errors import HeadwayError, shown
 from headway.core.fields import MAX_CONTEXT, MAX_HEADS, Fields
 from headway.model.checkpoint import Checkpoint
-from headway.model.rope import rope_from_gguf, rope_from_hf
+from headway.model.rope import rope_from_gguf, rope_from_hf, scaled_context
 from headway.ops.protocol import Rope
 
 
@@ -189,6 +189,7 @@ def decoder_config(checkpoint: Checkpoint, dialect: Dialect = Dialect()) -> Deco
     for kind in fields.words("layer_types", layers) or ():
         if kind not in kinds:
             raise fields.fault("layer_types", f"{shown(kind)} is not supported; accepted: {', '.join(kinds)}")
+    context = fields.size("max_position_embeddings", default=2048, most=MAX_CONTEXT)
     hidden_size, heads = fields.size("hidden_size"), fields.size("num_attention_heads", most=MAX_HEADS)
     kv_heads = fields.size("num_key_value_heads", default=heads)
     head_dim = fields.size("head_dim", default=hidden_size // heads or 1)
@@ -204,7 +205,7 @@ def decoder_config(checkpoint: Checkpoint, dialect: Dialect = Dialect()) -> Deco
         hidden_size=hidden_size,
         intermediate_size=fields.size("intermediate_size"),
         vocab_size=fields.size("vocab_size"),
-        context_length=fields.size("max_position_embeddings", default=2048, most=MAX_CONTEXT),
+        context_length=context if checkpoint.gguf or not dialect.rotary else scaled_context(fields, context),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope=_rope(checkpoint, fields, head_dim, dialect),
         permuted=checkpoint.gguf and dialect.gguf_interleaved,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from headway.core.errors import shown
-from headway.core.fields import Fields
+from headway.core.fields import MAX_CONTEXT, Fields
 from headway.ops.protocol import Rope
 from headway.ops.weight import Weight
 
@@ -207,6 +207,18 @@ def rope_fields(fields: Fields, kind: str, theta: float, scaling: str = "") -> F
     older = fields.group(scaling).values if scaling else {}
     values = {"rope_theta": theta, **nested.group(kind).values, **older}
     return Fields({**fields.values, "rope_parameters": values, "rope_scaling": None}, fields.where, fields.error)
+
+
+def scaled_context(fields: Fields, context: int) -> int:
+    """Positions that YaRN makes of a model's, where its config.json still states those it had before (as Qwen's)."""
+    older = fields.group("rope_scaling")
+    stated = older if older.values else fields.group("rope_parameters")
+    if stated.text("rope_type", stated.text("type", "default")) != "yarn" or not stated.has("factor"):
+        return context
+    scaled = _original(fields, stated, context, apart=False) * stated.number("factor")
+    if scaled > MAX_CONTEXT:
+        raise stated.fault("factor", f"makes {scaled:g} positions; at most {MAX_CONTEXT} are accepted")
+    return max(context, int(scaled))
 
 
 def rope_from_gguf(fields: Fields, tensors: Mapping[str, Weight], head: int, interleaved: bool) -> Rope:
