@@ -19,7 +19,7 @@ from headway.core.clock import VirtualClock, to_ps, to_seconds
 from headway.core.errors import Rejected
 from headway.core.step import Capabilities, StepPlan
 from headway.executor.simulated import FixedCosts, SimulatedRanks
-from headway.roofline.queueing import erlang_wait, little, queue_seconds
+from headway.roofline.queueing import little, queue_seconds
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
 from headway.scheduling.state import Emission
@@ -103,6 +103,14 @@ def recursion(jobs: Sequence[tuple[float, float]], servers: int) -> list[float]:
         heapq.heappush(free, begin + service)
         waits.append(begin - at)
     return waits
+
+
+def erlang_wait(servers: int, offered: float) -> float:
+    """Erlang C: probability that an arrival waits, with `offered` = rate * service seconds on `servers` servers."""
+    blocked = 1.0
+    for n in range(1, servers + 1):  # Erlang B by its recurrence
+        blocked = offered * blocked / (n + offered * blocked)
+    return blocked / (1.0 - offered / servers * (1.0 - blocked))
 
 
 FORMULAS: dict[str, tuple[int, float, Callable[[float, float], float]]] = {

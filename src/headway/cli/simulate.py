@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Report = Callable[[str, int, int | None], None]  # (what, done, of)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, invoke_without_command=True)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -83,7 +80,10 @@ def simulate(
     """
     if context.invoked_subcommand is not None:
         return
+    from rich.progress import MofNCompleteColumn, TimeRemainingColumn
+
     from headway.cli.command import command_line
+    from headway.cli.terminal import progress
     from headway.core.slo import parse_slo
     from headway.engine.references import load_device, load_shape, profile_of
     from headway.metrics.files import to_json
@@ -119,7 +119,7 @@ def simulate(
         deployed(shape, device, gpus, setup, precision=precision, kv=kv, profile=profile, price=price)
         for setup in setups
     ]
-    with _bar() as report:
+    with progress(MofNCompleteColumn(), TimeRemainingColumn()) as report:
         outcome: Outcome = simulate_all(
             ready, traffic, replicas, route, targets if targets.limits else None, as_tool, search, report
         )
@@ -136,17 +136,6 @@ def _needed(option: str, value: str) -> str:
     if not value:
         raise BadInput(option, "is needed, such as " + ("llama-3.1-8b" if option == "--model" else "h100-sxm"))
     return value
-
-
-@contextmanager
-def _bar() -> Iterator[Report]:
-    """Requests ended, and the time that the rest will take."""
-    from rich.progress import MofNCompleteColumn, TimeRemainingColumn
-
-    from headway.cli.terminal import progress
-
-    with progress(MofNCompleteColumn(), TimeRemainingColumn()) as report:
-        yield report
 
 
 @app.command()

@@ -9,7 +9,7 @@ from headway.model import llama
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig, Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.phi3 import cut_qkv
+from headway.model.phi3 import FUSED_QKV, cut_qkv
 from headway.model.tensors import (
     BESIDE_LAYERS,
     LAST_NORM_BIAS,
@@ -25,11 +25,6 @@ from headway.ops.weight import Weight
 POSITIONS = {
     "positions": TensorSpec(
         "model.embed_positions.weight", "position_embd.weight", "gathered", ("context_length", "hidden_size")
-    )
-}
-FUSED_QKV = {
-    "qkv": TensorSpec(
-        "self_attn.qkv_proj.weight", "attn_qkv.weight", "attention", ("qkv_width", "hidden_size"), cut_qkv
     )
 }
 DIALECT = Dialect(

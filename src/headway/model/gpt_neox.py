@@ -10,7 +10,8 @@ from headway.model import llama, parallel
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.gpt2 import FUSED_QKV, QKV_BIAS
+from headway.model.gpt2 import QKV_BIAS
+from headway.model.phi3 import FUSED_QKV
 from headway.model.tensors import BESIDE_LAYERS, LAST_NORM_BIAS, LAYER, MLP_BIASES, NORM_BIASES, O_BIAS, without
 from headway.ops.weight import Weight
 

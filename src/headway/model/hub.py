@@ -173,7 +173,7 @@ def _download(
         names = names + _shards(get(INDEX).parent)
     total = sum(sizes.get(name, 0) for name in names)
     hub_cache().mkdir(parents=True, exist_ok=True)
-    present = _bytes_under(blobs)
+    present = bytes_under(blobs)
     if total - present > shutil.disk_usage(hub_cache()).free:
         raise FetchError(f"{source.repo}: needs {total} bytes, the disk of {hub_cache()} has fewer free")
     with ThreadPoolExecutor(1) as pool:
@@ -182,7 +182,7 @@ def _download(
             while not running.done():
                 wait([running], POLL_SECONDS)
                 if progress is not None:
-                    progress(f"downloading {source.repo}", min(_bytes_under(blobs), total), total)
+                    progress(f"downloading {source.repo}", min(bytes_under(blobs), total), total)
             running.result()
 
 
@@ -206,7 +206,8 @@ def _explained(source: HubSource, endpoint: str, error: Exception) -> HeadwayErr
     )
 
 
-def _bytes_under(folder: Path) -> int:
+def bytes_under(folder: Path) -> int:
+    """Of all files in a folder and below, which other processes may write meanwhile; 0 if there is no folder."""
     total = 0
     for path in folder.rglob("*") if folder.is_dir() else ():
         try:

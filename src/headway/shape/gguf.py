@@ -12,12 +12,17 @@ from typing import Any
 
 from headway.core.errors import BadInput
 from headway.core.fields import MAX_LAYERS, MAX_SIZE
+from headway.shape.families import FAMILIES
 from headway.shape.formats import FORMATS
 from headway.shape.model import ByPart, KVGroup, ModelShape, MoE
 
 NORMS = ("_norm", "output_norm", "rope_freqs", "sinks")
 # Where a file with windows does not say which layers have them: each but every so many; other archs: all.
-WINDOW_EVERY = {"cohere2": 4, "exaone4": 4, "gemma2": 2, "gemma3": 6, "gpt-oss": 2, "olmo2": 4}
+_WINDOWED = {
+    "cohere2": "cohere2", "exaone4": "exaone4", "gemma2": "gemma2", "gemma3": "gemma3_text", "gpt-oss": "gpt_oss",
+    "olmo2": "olmo3",
+}  # fmt: skip
+WINDOW_EVERY = {architecture: FAMILIES[name].window_every for architecture, name in _WINDOWED.items()}
 
 
 def shape_from_gguf(
