@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headway.bench.dialects import DIALECTS, Dialect, Prompt, dialect_named, shown, told
+from headway.bench.dialects import DIALECTS, Dialect, Prompt, dialect_named, error_message, shown
 from headway.bench.transport import Exchange, ExchangeFailed, Origin, Pool
 from headway.client.sse import EventParser, EventTooLong
 from headway.core.errors import BadInput
@@ -275,7 +275,7 @@ class Client:
 def judge(exchange: Exchange, record: RequestRecord) -> Failure | None:
     """What is wrong with an exchange that HTTP calls complete; None = nothing."""
     if exchange.status != 200:
-        detail = told(exchange.error_body) or "no body"
+        detail = error_message(exchange.error_body) or "no body"
         return Failure(FailureKind.HTTP, f"HTTP status {exchange.status}: {detail}")
     content_type = exchange.headers.get(b"content-type", b"")
     if not record.chunks:

@@ -283,7 +283,7 @@ def shown(data: bytes, limit: int = 200) -> str:
     return "".join(char if char.isprintable() else " " for char in text) + ("..." if len(data) > limit else "")
 
 
-def told(body: bytes) -> str:
+def error_message(body: bytes) -> str:
     """What the body of an error says: its message, if it is JSON of a shape that APIs use, else its start."""
     try:
         error = msgspec.json.decode(body)

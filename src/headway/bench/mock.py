@@ -18,8 +18,9 @@ from typing import Any, Generic, TypeVar, cast
 
 import httptools
 
-from headway.bench.pace import NS_PER_S, Pacer
+from headway.bench.pace import Pacer
 from headway.engine.machine import event_loop_factory
+from headway.metrics.records import NS_PER_S
 
 BATCH = 16  # chunks a stream without gaps writes before the others get their turn
 

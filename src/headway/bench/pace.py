@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-NS_PER_S = 1_000_000_000
+from headway.metrics.records import NS_PER_S
 
 
 class Pacer:

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headway.bench.client import Endpoint, Limits
 from headway.bench.dataset import read_dataset
-from headway.bench.document import document
 from headway.bench.predict import Backing
 from headway.bench.recount import Recount
-from headway.bench.server import SERVER_COLUMNS, server_values
 from headway.bench.workload import Item, Measure, Prompts
 from headway.core.errors import BadInput
-from headway.metrics.files import save_records, to_csv
 from headway.metrics.summary import Targets
 from headway.metrics.views import VIEWS
-from headway.report import files
-from headway.report.document import write_page
-from headway.report.figures import need_plots
 from headway.traffic.load import Load
 from headway.traffic.traces import read_trace, scaled
-
-if TYPE_CHECKING:
-    from headway.bench.measure import Measured
 
 
 @dataclass(frozen=True)
@@ -137,28 +127,3 @@ class Setup:
         if self.event_log is not None and not self.event_log.is_file():
             problem = f"no such file: {self.event_log}; start the server with `headway serve --event-log`"
             raise BadInput("--event-log", problem)
-
-
-@dataclass(frozen=True)
-class Files:
-    """Files a run leaves behind; None = not wanted."""
-
-    csv: Path | None = None
-    html: Path | None = None
-    records: Path | None = None
-
-    def check(self) -> None:
-        """Refuse now what could not be written after the run."""
-        for path, option in ((self.csv, "--csv"), (self.html, "--html"), (self.records, "--records")):
-            files.check_writable(path, option)
-        if self.html is not None:
-            need_plots("--html")
-
-    def write(self, measured: Measured, command: str) -> None:
-        """`command`: what was typed, for the page."""
-        if self.csv is not None:
-            files.write(self.csv, "--csv", to_csv(measured.run.records, SERVER_COLUMNS, server_values(measured.sides)))
-        if self.records is not None:
-            save_records(self.records, measured.run, measured.endpoint.api)
-        if self.html is not None:
-            write_page(document(measured.summary, measured.run), self.html, command)

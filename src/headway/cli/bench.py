@@ -95,9 +95,10 @@ def bench(
     from headway.bench.live import LiveView
     from headway.bench.measure import measure
     from headway.bench.selftest import run_async
-    from headway.bench.setup import Files, Setup, Workload
+    from headway.bench.server import SERVER_COLUMNS, server_values
+    from headway.bench.setup import Setup, Workload
     from headway.core.errors import HeadwayError
-    from headway.metrics.files import to_json
+    from headway.metrics.files import Files, to_json
     from headway.report.document import show
 
     seed = _drawn(seed)
@@ -118,7 +119,10 @@ def bench(
     files.check()
     with LiveView(verbose, quiet=json_out) as view:
         measured = run_async(measure(setup, view.announce, view))
-    files.write(measured, command_line(context))
+    files.write(
+        lambda: document(measured.summary, measured.run), measured.run, measured.endpoint.api, command_line(context),
+        SERVER_COLUMNS, server_values(measured.sides),
+    )  # fmt: skip
     if measured.unreachable and not json_out:
         raise HeadwayError(measured.unreachable)
     if json_out:

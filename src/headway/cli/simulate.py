@@ -86,12 +86,12 @@ def simulate(
     from headway.cli.terminal import progress
     from headway.core.slo import parse_slo
     from headway.engine.references import load_device, load_shape, profile_of
-    from headway.metrics.files import to_json
+    from headway.metrics.files import Files, to_json
     from headway.metrics.summary import Targets
     from headway.report.document import show
     from headway.simulate.arrivals import Lengths
     from headway.simulate.deploy import Setup, deployed
-    from headway.simulate.outcome import Files, Outcome, simulate_all
+    from headway.simulate.outcome import simulate_all, write
     from headway.simulate.traffic import Traffic
 
     traffic = Traffic(
@@ -99,7 +99,7 @@ def simulate(
         requests=requests, rate=rate, arrival=arrival, burstiness=burstiness, concurrency=concurrency, trace=trace,
         log=log, speed=speed, length_scale=length_scale, turns=turns, think=think, seed=seed,
     )  # fmt: skip
-    files = Files(csv, html, plot, records)
+    files = Files(csv, html, records, plot)
     files.check()
     targets = Targets.parse(slo, attainment)
     device, shape = load_device(_needed("--hardware", hardware)), load_shape(_needed("--model", model))
@@ -120,10 +120,10 @@ def simulate(
         for setup in setups
     ]
     with progress(MofNCompleteColumn(), TimeRemainingColumn()) as report:
-        outcome: Outcome = simulate_all(
+        outcome = simulate_all(
             ready, traffic, replicas, route, targets if targets.limits else None, as_tool, search, report
         )
-    files.write(outcome, command_line(context))
+    write(files, outcome, command_line(context))
     if json:
         typer.echo(to_json(outcome.json()))
     else:

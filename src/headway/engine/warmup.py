@@ -80,11 +80,16 @@ def pace(executor: Executor, tokens: int, step_ms: float | None, known: StepTime
         return Pacing(Budget(tokens=tokens), known, None, f"up to {tokens} tokens")
     costs = measure_steps(executor)
     decode = 1e3 * (costs.step + costs.token)
-    milliseconds = step_ms or max(LEAST_MS, DECODES * decode)
+    milliseconds = step_ms or usual_step_ms(decode)
     text = (
         f"up to {milliseconds:.3g} ms beside decodes, and {tokens} tokens; a decode step took {decode:.3g} ms at start"
     )
     return Pacing(Budget(tokens=tokens, milliseconds=milliseconds), known or costs, costs, text)
+
+
+def usual_step_ms(decode_ms: float) -> float:
+    """Milliseconds that a step may take beside decodes, if nobody says, where a decode step takes `decode_ms`."""
+    return max(LEAST_MS, DECODES * decode_ms)
 
 
 def settle(executor: Executor, pacing: Pacing, seconds: float = SETTLE_SECONDS) -> int:

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import msgspec
 from headway.core.errors import BadInput
 from headway.metrics.records import RequestRecord
 from headway.metrics.run import Run
-from headway.report.files import write
+from headway.report.document import Document, write_page, write_plot
+from headway.report.figures import check_plot, need_plots
+from headway.report.files import check_writable, write
 from headway.traffic.load import Load
 
 COLUMNS = (
@@ -22,6 +25,8 @@ COLUMNS = (
     "prompt_wanted", "prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "chunks", "finish_reason",
     "status", "failure", "message", "server_id",
 )  # fmt: skip
+
+Values = Callable[[RequestRecord], Sequence[object]]
 
 
 def to_json(summary: dict[str, Any]) -> str:
@@ -42,7 +47,7 @@ def _finite(value: Any) -> Any:
 def to_csv(
     records: Sequence[RequestRecord],
     more: Sequence[str] = (),
-    values: Callable[[RequestRecord], Sequence[object]] = lambda _: (),
+    values: Values = lambda _: (),
 ) -> str:
     """One row per request; seconds count from the first intended start. `more`: further columns, and their `values`."""
     start = min((record.intended for record in records if record.sent), default=0)
@@ -58,6 +63,49 @@ def to_csv(
              len(r.token_events()), r.finish_reason, r.status, failure, message, r.server_id, *values(r)]
         )  # fmt: skip
     return out.getvalue()
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files that a run leaves behind; None = not wanted."""
+
+    csv: Path | None = None
+    html: Path | None = None
+    records: Path | None = None
+    plot: Path | None = None
+
+    def check(self) -> None:
+        """Refuse now what could not be written in the end."""
+        for path, option in ((self.csv, "--csv"), (self.html, "--html"), (self.records, "--records")):
+            check_writable(path, option)
+        check_plot(self.plot)
+        if self.html is not None:
+            need_plots("--html")
+
+    def write(
+        self,
+        document: Callable[[], Document],
+        run: Run,
+        api: str,
+        command: str,
+        more: Sequence[str] = (),
+        values: Values = lambda _: (),
+    ) -> None:
+        """Write all of them.
+
+        Args:
+            document: makes that for people: the page, and the plot.
+            command: what was typed, for the page.
+            more, values: as of `to_csv`.
+        """
+        if self.csv is not None:
+            write(self.csv, "--csv", to_csv(run.records, more, values))
+        if self.records is not None:
+            save_records(self.records, run, api)
+        if self.plot is not None:
+            write_plot(document(), self.plot)
+        if self.html is not None:
+            write_page(document(), self.html, command)
 
 
 class Saved(msgspec.Struct):

@@ -87,7 +87,7 @@ async def search(
             break
         if not held and rate <= first_rate * LOWEST:
             break
-        rate = held * 2 if failed == float("inf") else (held * failed) ** 0.5 if held else failed / 2
+        rate = next_rate(held, failed)
     reason = None if held else f"the targets were missed at every rate down to {failed:g} requests/s"
     if interrupted:
         reason = f"interrupted after {len(trials)} rates"
@@ -103,6 +103,11 @@ async def search(
         "trials": [asdict(found) for found in trials],
         "reason": reason,
     }
+
+
+def next_rate(held: float, failed: float) -> float:
+    """What to try after the highest rate that held, 0 = none yet, and the lowest that did not, infinite = none yet."""
+    return held * 2 if failed == float("inf") else (held * failed) ** 0.5 if held else failed / 2
 
 
 def single(slo: dict[str, Any], rate: float | None, good_per_second: float | None) -> dict[str, Any]:

@@ -158,8 +158,8 @@ class RequestRecord(msgspec.Struct, kw_only=True):
         events = self.token_events()
         if not events or not self.usage_trusted:
             return None
-        (first, told), (last, _) = events[0], events[-1]
-        after = (self.output_tokens or 0) - max(told, 1)
+        (first, tokens), (last, _) = events[0], events[-1]
+        after = (self.output_tokens or 0) - max(tokens, 1)
         return (last - first) / after / NS_PER_MS if after > 0 else None
 
     def chunk_gaps_ms(self) -> list[float]:

@@ -97,15 +97,15 @@ def latencies(records: Sequence[RequestRecord]) -> dict[str, Any]:
     done = [record for record in records if record.completed]
     failed = len(records) - len(done)
     nothing = "no request was completed" if records else "no request was sent"
-    untold = nothing
+    no_output = nothing
     if done and not any(record.usage_trusted for record in done):
-        untold = "the endpoint reported no output tokens (usage)"
+        no_output = "the endpoint reported no output tokens (usage)"
     elif done:
-        untold = "no answer had two tokens"
+        no_output = "no answer had two tokens"
     per_request: dict[str, tuple[Callable[[RequestRecord], float | None], Sequence[RequestRecord], str]] = {
         "ttft_ms": (lambda record: record.ttft_ms, records, "no token arrived"),
         "ttfa_ms": (lambda record: record.ttfa_ms, records, "no token of an answer arrived"),
-        "tpot_ms": (lambda record: record.tpot_ms, done, untold),
+        "tpot_ms": (lambda record: record.tpot_ms, done, no_output),
         "e2e_ms": (lambda record: record.e2e_ms, done, nothing),
         "e2e_done_ms": (lambda record: record.e2e_done_ms, done, "no stream had an end mark" if done else nothing),
     }
@@ -117,7 +117,7 @@ def latencies(records: Sequence[RequestRecord]) -> dict[str, Any]:
     chunk_gaps = [gap for record in records for gap in record.chunk_gaps_ms()]
     token_gaps = [gap for record in done for gap in record.token_gaps_ms()]
     found["itl_chunk_ms"] = describe(chunk_gaps, "no stream had two chunks", independent=False)
-    found["itl_token_ms"] = describe(token_gaps, untold, independent=False)
+    found["itl_token_ms"] = describe(token_gaps, no_output, independent=False)
     found["tails_with_failures"] = tails
     return found
 
@@ -163,14 +163,14 @@ def throughput(records: Sequence[RequestRecord]) -> dict[str, Any]:
 
 def cached(records: Sequence[RequestRecord]) -> dict[str, Any]:
     """Prompt tokens the endpoint says it read from its cache, in all and as a share."""
-    told = [record for record in records if record.completed and record.cached_tokens is not None]
-    total = sum(record.cached_tokens or 0 for record in told)
-    prompt = sum(record.prompt_tokens or 0 for record in told)
+    reported = [record for record in records if record.completed and record.cached_tokens is not None]
+    total = sum(record.cached_tokens or 0 for record in reported)
+    prompt = sum(record.prompt_tokens or 0 for record in reported)
     return {
-        "total": total if told else None,
-        "share": total / prompt if told and prompt else None,
-        "requests_with_hits": sum(bool(record.cached_tokens) for record in told),
-        "reason": None if told else "the endpoint does not report cached tokens",
+        "total": total if reported else None,
+        "share": total / prompt if reported and prompt else None,
+        "requests_with_hits": sum(bool(record.cached_tokens) for record in reported),
+        "reason": None if reported else "the endpoint does not report cached tokens",
     }
 
 

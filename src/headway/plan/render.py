@@ -246,10 +246,12 @@ def _(a: Served) -> list[Part]:
 
 @document.register
 def _(a: Search) -> Document:
-    told = [Text(traffic(a)), Text(f"{a.kind.upper()}. {a.basis}")]
+    asked = [Text(traffic(a)), Text(f"{a.kind.upper()}. {a.basis}")]
     refused = Grid(["deployment", "reason"], [[r.name, r.reason] for r in a.rejected], "Rejected", left=("reason",))
     if not a.deployments:
-        return Document(f"No deployment of {a.model} meets the targets", [*told, refused, *_assumptions(a.assumptions)])
+        return Document(
+            f"No deployment of {a.model} meets the targets", [*asked, refused, *_assumptions(a.assumptions)]
+        )
     head = ["deployment", "TTFT", "TPOT", "$/h", "$/M in", "$/M out", "used", "N+1"]
     prices = zip(
         *(same_digits(getattr(r, f"usd_per_{what}") for r in a.deployments)
@@ -264,7 +266,7 @@ def _(a: Search) -> Document:
     first = a.deployments[0]
     tried = f"{a.considered} tried, {len(a.rejected)} rejected" + (" (the --html page says why)" if a.rejected else "")
     return Document(f"Deployments for {a.model}, cheapest first", [
-        *told, Grid(head, rows),
+        *asked, Grid(head, rows),
         Text("used: share of what it can carry; N+1: survives the loss of a replica; ~: extrapolated", "note"),
         Text(tried), *_commands(first),
         *_assumptions(a.assumptions),

@@ -10,7 +10,8 @@ from headway.core.clock import VirtualClock, to_ps
 from headway.core.errors import BadInput
 from headway.core.events import EventLog
 from headway.core.step import Capabilities
-from headway.engine.warmup import DECODES, LEAST_MS
+from headway.engine.options import EngineOptions
+from headway.engine.warmup import usual_step_ms
 from headway.executor.simulated import SimulatedRanks
 from headway.roofline.calibrate import calibration
 from headway.roofline.deployment import Deployment
@@ -31,8 +32,8 @@ from headway.simulate.workload import Answers
 MEMORIES = ("paged", "contiguous")
 ENGINE = "vllm"  # whose fitted constants stand for an engine on a GPU
 BACKEND = "native"  # what serves on a measured machine
-GPU_ROWS, GPU_TOKENS = 256, 2048  # of a step
-CPU_ROWS, CPU_TOKENS = 32, 512
+GPU_ROWS, GPU_TOKENS = 256, 2048  # of a step, vLLM's defaults
+OURS = EngineOptions()  # the defaults of our own
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -52,16 +53,16 @@ class Setup(msgspec.Struct, frozen=True):
         host_us: microseconds per step outside of the step-time model.
     """
 
-    policy: str = "chunked"
+    policy: str = OURS.policy
     max_rows: int | None = None
     max_step_tokens: int | None = None
     step_ms: float | None = None
     max_model_len: int | None = None
     memory: str = "paged"
-    block_size: int = 32
+    block_size: int = OURS.block_size
     kv_cache_gib: float | None = None
     prefix_cache: bool = True
-    prefix_ttl: float = 1800.0
+    prefix_ttl: float = OURS.prefix_ttl
     max_wait: float | None = None
     host_us: float = 0.0
     ttft: float | None = None
@@ -132,8 +133,8 @@ def deployed(
     priced = deploy(shape, device, gpus, precision=precision, kv=kv, mode=Priced)
     timing = _timing(priced, profile)
     cpu = device.kind == "cpu"
-    rows = setup.max_rows or (CPU_ROWS if cpu else GPU_ROWS)
-    tokens = max(rows, setup.max_step_tokens or (CPU_TOKENS if cpu else GPU_TOKENS))
+    rows = setup.max_rows or (OURS.max_rows if cpu else GPU_ROWS)
+    tokens = max(rows, setup.max_step_tokens or (OURS.max_step_tokens if cpu else GPU_TOKENS))
     longest = setup.max_model_len or shape.context or 4096
     memory = _memory(priced, setup, rows, tokens, longest)
     size, blocks = memory.block_size, memory.blocks
@@ -143,7 +144,7 @@ def deployed(
     )  # fmt: skip
     milliseconds = setup.step_ms
     if milliseconds is None and cpu:
-        milliseconds = max(LEAST_MS, DECODES * 1e3 * timing.model.predict(decode_step(priced.shape, 1, 1)))
+        milliseconds = usual_step_ms(1e3 * timing.model.predict(decode_step(priced.shape, 1, 1)))
     hourly = device.price.typical if price is None and device.price else price
     budget = Budget(tokens=tokens, milliseconds=milliseconds)
     return Deployed(priced, setup, timing.model, _label(timing), memory, limits, budget, hourly)

@@ -18,10 +18,10 @@ from headway.roofline.deployment import Deployment
 from headway.roofline.hardware import GIB, Hardware, find_hardware, hardware_catalogue
 from headway.roofline.memory import RUNTIME, activation_bytes, weights_per_gpu
 from headway.shape.model import ModelShape, kv_bytes
+from headway.simulate.deploy import GPU_ROWS, GPU_TOKENS
 
 UTILISATION = 0.9  # of the device's memory, vLLM's default
 BLOCK = 16  # tokens, its default
-MOST_ROWS, MOST_TOKENS = 256, 2048  # of a step, its defaults
 FILES = ("meta.json", "config.json", "requests.jsonl", "timeseries.csv")
 LARGEST = 1 << 28  # bytes of a file
 
@@ -144,19 +144,19 @@ def read_measured(folder: Path, shape: ModelShape) -> Measured:
         sum(getattr(one, name) for one in requests) / len(requests) for name in ("input_toks", "output_toks")
     )
     deployment = Deployment(
-        shape, device, "vllm", concurrency=float(ranks * (engine.max_num_seqs or MOST_ROWS)), prompt=mean_in,
+        shape, device, "vllm", concurrency=float(ranks * (engine.max_num_seqs or GPU_ROWS)), prompt=mean_in,
         output=mean_out, version=meta.vllm_version, gpus=gpus, attention_dp=ranks,
         expert_parallel=gpus if engine.enable_expert_parallel else 1,
     )  # fmt: skip
     blocks, source = _blocks(meta, deployment)
-    rows = engine.max_num_seqs or MOST_ROWS
+    rows = engine.max_num_seqs or GPU_ROWS
     longest = max(one.input_toks + one.output_toks for one in requests)
     limits = Capabilities(
         block_size=(meta.kv_cache.block_size if meta.kv_cache else None) or BLOCK,
         blocks=(blocks,) * len(shape.groups),
         windows=tuple(group.window for group in shape.groups),
         max_rows=rows,
-        max_tokens_per_step=max(rows, engine.max_num_batched_tokens or MOST_TOKENS),
+        max_tokens_per_step=max(rows, engine.max_num_batched_tokens or GPU_TOKENS),
         max_model_len=max(engine.max_model_len or 0, longest + 1),
         max_in_flight=2,  # it plans a step while the one before runs ("async scheduling")
     )
@@ -175,7 +175,7 @@ def _blocks(meta: _Meta, deployment: Deployment) -> tuple[int, str]:
     total = (meta.hardware.device_total_memory_bytes if meta.hardware else None) or device.visible or device.memory
     engine = meta.engine_kwargs
     weights = weights_per_gpu(shape, deployment.gpus, deployment.attention_dp)
-    activations = activation_bytes(shape, engine.max_num_batched_tokens or MOST_TOKENS, deployment.attention_tp)
+    activations = activation_bytes(shape, engine.max_num_batched_tokens or GPU_TOKENS, deployment.attention_tp)
     room = total * (cache.gpu_memory_utilization or UTILISATION) - weights - activations - RUNTIME
     blocks = int(room // kv_bytes(shape, cache.block_size or BLOCK, deployment.attention_tp))
     if blocks < 2:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from headway.core.errors import BadInput
 from headway.metrics import goodput
-from headway.metrics.files import save_records, to_csv
+from headway.metrics.files import Files
 from headway.metrics.summary import Targets, summarize
 from headway.metrics.views import VIEWS, view
-from headway.report import files
-from headway.report.document import Document, write_page, write_plot
-from headway.report.figures import check_plot, need_plots
+from headway.report.document import Document
 from headway.simulate.deploy import Deployed
 from headway.simulate.document import comparison, document
 from headway.simulate.play import Played, play
@@ -110,40 +107,19 @@ def saturation(once: Once, traffic: Traffic, targets: Targets | None, gpus: int,
         stable = played.summary["stability"]["stable"]
         trials.append({"rate": rate, "stable": stable, "output": played.summary["throughput"]["output"]})
         held, failed = (rate, failed) if stable else (held, rate)
-        rate = held * 2 if failed == float("inf") else (held * failed) ** 0.5 if held else failed / 2
+        rate = goodput.next_rate(held, failed)
     return {
         "rate": held or None, "per_gpu": held / gpus if held else None,
         "fails_at": None if failed == float("inf") else failed, "resolution": RESOLUTION, "trials": trials,
     }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Files:
-    """Files asked for; None = not wanted."""
+def write(files: Files, outcome: Outcome, command: str) -> None:
+    """Leave the files that were asked for. `command`: what was typed, for the page.
 
-    csv: Path | None = None
-    html: Path | None = None
-    plot: Path | None = None
-    records: Path | None = None
-
-    def check(self) -> None:
-        """Refuse now what could not be written in the end."""
-        for path, option in ((self.csv, "--csv"), (self.html, "--html"), (self.records, "--records")):
-            files.check_writable(path, option)
-        check_plot(self.plot)
-        if self.html is not None:
-            need_plots("--html")
-
-    def write(self, outcome: Outcome, command: str) -> None:
-        """`command`: what was typed, for the page."""
-        first = next(iter(outcome.played.values()))
-        if (self.csv or self.records) and len(outcome.played) > 1:
-            raise BadInput("--csv" if self.csv else "--records", "holds one simulation; give one policy")
-        if self.csv is not None:
-            files.write(self.csv, "--csv", to_csv(first.run.records))
-        if self.records is not None:
-            save_records(self.records, first.run, "completions")
-        if self.plot is not None:
-            write_plot(outcome.document(), self.plot)
-        if self.html is not None:
-            write_page(outcome.document(), self.html, command)
+    Raises:
+        BadInput: one cannot be written, or cannot hold several policies.
+    """
+    if (files.csv or files.records) and len(outcome.played) > 1:
+        raise BadInput("--csv" if files.csv else "--records", "holds one simulation; give one policy")
+    files.write(outcome.document, next(iter(outcome.played.values())).run, "completions", command)
