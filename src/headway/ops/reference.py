@@ -13,7 +13,9 @@ from functools import cached_property
 import numpy as np
 
 from headway.core.errors import ModelFileError
-from headway.ops.protocol import AdapterSlots, CacheLayout, Forward, GroupBatch, Program, Rope, StepBatch
+from headway.ops.activations import ACTIVATIONS, gated
+from headway.ops.paged import LayerCache, attend, cap, rotate
+from headway.ops.protocol import AdapterSlots, CacheLayout, Forward, Program, Rope, StepBatch
 from headway.ops.recording import RecordingOps
 from headway.ops.registry import BackendKind, Setup, register
 from headway.ops.routing import ClampedSwiGLU, Routing, choose
@@ -25,17 +27,6 @@ from headway.shape.model import KVGroup, block_bytes
 _TILE = 128  # queries of one row attended to at once: bounds the score matrix
 ALIVE = 4  # arrays of an operation at once
 _BATCHED = 8  # rows with the same number of queries, up to this, are attended to together
-
-
-class LayerCache:
-    """Keys and values of one layer, each [block][head][slot][width]. Values of latent attention are a view of the keys'
-    first numbers."""
-
-    def __init__(self, group: int, window: int | None, keys: np.ndarray, values: np.ndarray) -> None:
-        self.group = group
-        self.window = window
-        self.keys = keys
-        self.values = values
 
 
 class LowRank:
@@ -371,123 +362,6 @@ class ReferenceOps:
 
     def all_reduce(self, x: np.ndarray) -> np.ndarray:
         return x
-
-
-def attend(
-    q: np.ndarray,
-    positions: np.ndarray,
-    cache: LayerCache,
-    group: GroupBatch,
-    rows: np.ndarray,
-    softcap: float,
-    sinks: np.ndarray | None = None,
-) -> np.ndarray:
-    """Causal attention of a rectangle of queries over the paged cache.
-
-    Args:
-        q: [n, c, heads, width], scaled: c queries of each of n rows.
-        positions: [n, c], increasing along c.
-        rows: [n], their rows in `group.block_table`.
-        sinks: [heads], scores that only share in the softmax.
-
-    Returns:
-        [n, c, heads, value_width].
-    """
-    n, c, heads, width = q.shape
-    _, kv_heads, block_size, _ = cache.keys.shape
-    first = 0 if cache.window is None else max(0, positions.min() + 1 - cache.window) // block_size
-    last = positions.max() // block_size + 1
-    table = group.block_table[rows, first:last]  # [n, blocks]
-    at = np.arange(first * block_size, last * block_size)  # [s], position of each gathered slot
-    visible = at <= positions[:, :, None]  # [n, c, s]
-    if cache.window is not None:
-        visible &= at > positions[:, :, None] - cache.window
-
-    keys = gather(cache.keys, table)
-    values = gather(cache.values, table)
-    # A slot no query sees may hold anything, NaN included, and 0 * NaN is NaN.
-    unseen = ~visible.any(axis=1)  # [n, s]
-    values.swapaxes(1, 2)[unseen] = 0.0
-
-    # [n, kv_heads, queries per kv head, width] @ [n, kv_heads, width, s]
-    grouped = q.reshape(n, c, kv_heads, -1, width).transpose(0, 2, 3, 1, 4).reshape(n, kv_heads, -1, width)
-    scores = cap(grouped @ keys.swapaxes(2, 3), softcap).reshape(n, kv_heads, -1, c, len(at))
-    np.copyto(scores, -np.inf, where=~visible[:, None, None])
-    largest = scores.max(axis=-1, keepdims=True)  # [n, kv_heads, queries per kv head, c, 1]
-    if sinks is not None:
-        at_sink = sinks.reshape(kv_heads, -1, 1, 1)
-        largest = np.maximum(largest, at_sink)
-    scores -= largest
-    np.exp(scores, out=scores)
-    total = scores.sum(axis=-1, keepdims=True)
-    if sinks is not None:
-        total += np.exp(at_sink - largest)
-    out = (scores.reshape(n, kv_heads, -1, len(at)) @ values).reshape(*scores.shape[:-1], -1) / total
-    return out.transpose(0, 3, 1, 2, 4).reshape(n, c, heads, -1)
-
-
-def gather(pages: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """pages [blocks, heads, slots, width], table [n, b] -> a copy [n, heads, b * slots, width]; -1 reads block 0."""
-    blocks, heads, slots, width = pages.shape
-    index = np.maximum(table, 0)[:, None] * heads + np.arange(heads)[:, None]  # [n, heads, b]
-    return pages.reshape(blocks * heads, slots, width)[index].reshape(len(table), heads, -1, width)
-
-
-def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
-    """Rotate the first rotary_dim numbers of every head of x [T, heads, width] by the angle of its position."""
-    half = cos.shape[-1]
-    first, second = (
-        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
-    )
-    out = x.copy()
-    out[..., first] = x[..., first] * cos - x[..., second] * sin
-    out[..., second] = x[..., second] * cos + x[..., first] * sin
-    return out
-
-
-def cap(x: np.ndarray, softcap: float) -> np.ndarray:
-    """softcap * tanh(x / softcap); x itself if softcap is 0."""
-    return x if softcap == 0.0 else np.float32(softcap) * np.tanh(x / np.float32(softcap))
-
-
-def silu(x: np.ndarray) -> np.ndarray:
-    """x * sigmoid(x)."""
-    with np.errstate(over="ignore"):  # exp of a large number is inf, and x / inf is the right 0
-        return x / (1 + np.exp(-x))
-
-
-def gelu_tanh(x: np.ndarray) -> np.ndarray:
-    """The tanh approximation of GELU (Hendrycks and Gimpel, 2016)."""
-    return 0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)))
-
-
-def gelu(x: np.ndarray) -> np.ndarray:
-    """x times the share of the normal distribution below x, within 8e-8 of it (Abramowitz and Stegun 7.1.26)."""
-    size = np.abs(x, dtype=np.float64)
-    t = 1 / (1 + 0.3275911 * np.sqrt(0.5) * size)
-    series = np.polyval([1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592, 0.0], t)
-    return (np.maximum(x, 0) - size * 0.5 * series * np.exp(-0.5 * size**2)).astype(np.float32)
-
-
-def relu(x: np.ndarray) -> np.ndarray:
-    """What is positive of x."""
-    return np.maximum(x, 0)
-
-
-def relu2(x: np.ndarray) -> np.ndarray:
-    """The square of what is positive of x (So et al., Primer, 2021)."""
-    return np.square(np.maximum(x, 0))
-
-
-ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu, "relu": relu, "relu2": relu2}
-
-
-def gated(gate: np.ndarray, up: np.ndarray, activation: str | ClampedSwiGLU) -> np.ndarray:
-    """activation(gate) * up, or what stands for it."""
-    if isinstance(activation, str):
-        return ACTIVATIONS[activation](gate) * up
-    gate, up = np.minimum(gate, activation.limit), np.clip(up, -activation.limit, activation.limit)
-    return silu(activation.alpha * gate) * ((up + 1) / np.float32(activation.alpha))
 
 
 register(

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headway.ops.activations import ACTIVATIONS
 from headway.ops.native.backend import NativeBackend
-from headway.ops.reference import ACTIVATIONS
 from headway.ops.weight import Weight
 from headway.shape.formats import FORMATS
 from tests.ops.native.harness import FACTORS, ONE_LAYER, blocks, kernels, matrix, quantised, random, run, step, vector
