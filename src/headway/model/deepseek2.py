@@ -11,15 +11,7 @@ from headway.model.config import Dialect, decoder_config, stated
 from headway.model.deepseek_v3 import CORRECTION
 from headway.model.family import Decoder, decoder_of
 from headway.model.latent import APART, build, latent, latent_layer
-from headway.model.mixture import (
-    GGUF_KEYS,
-    SPARSE,
-    UNDERSTOOD,
-    mixture,
-    mixture_layers,
-    shared_experts,
-    sparse_layers,
-)
+from headway.model.mixture import GGUF_KEYS, SPARSE, UNDERSTOOD, mixture_layers, shared_experts
 from headway.ops.routing import Routing
 
 KEYS = {
@@ -43,14 +35,11 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     turned = _headed(checkpoint)
     plain, fields = decoder_config(turned, DIALECT), _completed(checkpoint, stated(turned, DIALECT))
     plain = replace(plain, rope=replace(plain.rope, magnitude=1.0))  # YaRN's is in the scale of scores
-    sparse = sparse_layers(checkpoint, fields, plain.layers)
-    shared = fields.size("n_shared_experts") * fields.size("moe_intermediate_size")
-    mixed = mixture(plain, fields, sparse, lambda active: _routing(active, fields), "moe_intermediate_size", shared)
-    config = latent(mixed, fields, interleaved=True)
+    config = latent(checkpoint, plain, fields, _routing, interleaved=True)
     layer = latent_layer(checkpoint, config)
     if "blk.0.attn_k_b.weight" in checkpoint.tensors:
         layer = {role: spec for role, spec in layer.items() if role != "kv_b"} | APART
-    corrected = any(f"blk.{number}.exp_probs_b.bias" in checkpoint.tensors for number in sparse)
+    corrected = any(f"blk.{number}.exp_probs_b.bias" in checkpoint.tensors for number in config.sparse)
     experts = SPARSE | shared_experts("shared_experts") | (CORRECTION if corrected else {})
     return decoder_of(checkpoint, config, mixture_layers(config, layer, experts), build)
 

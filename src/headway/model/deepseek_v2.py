@@ -11,16 +11,7 @@ from headway.model.checkpoint import Checkpoint
 from headway.model.config import Dialect, decoder_config, has_mlp_biases, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.latent import build, latent, latent_layer
-from headway.model.mixture import (
-    GGUF_KEYS,
-    SPARSE,
-    UNDERSTOOD,
-    mixture,
-    mixture_layers,
-    shared_experts,
-    sparse_layers,
-    stacked,
-)
+from headway.model.mixture import GGUF_KEYS, SPARSE, UNDERSTOOD, mixture_layers, shared_experts, stacked
 from headway.model.tensors import MLP_BIASES
 from headway.ops.routing import Routing
 
@@ -38,10 +29,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
     fields, plain = stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT)
-    sparse = sparse_layers(checkpoint, fields, plain.layers)
-    shared = fields.size("n_shared_experts") * fields.size("moe_intermediate_size")
-    mixed = mixture(plain, fields, sparse, lambda active: _routing(active, fields), "moe_intermediate_size", shared)
-    config = latent(mixed, fields, interleaved=True)
+    config = latent(checkpoint, plain, fields, _routing, interleaved=True)
     biased = has_mlp_biases(checkpoint)
     layer = latent_layer(checkpoint, config) | (MLP_BIASES if biased else {})
     layers = mixture_layers(config, layer, SPARSE | shared_experts("shared_experts", biased))

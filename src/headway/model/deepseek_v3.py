@@ -11,16 +11,7 @@ from headway.model.checkpoint import Checkpoint
 from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.latent import build, latent, latent_layer
-from headway.model.mixture import (
-    GGUF_KEYS,
-    SPARSE,
-    UNDERSTOOD,
-    mixture,
-    mixture_layers,
-    shared_experts,
-    sparse_layers,
-    stacked,
-)
+from headway.model.mixture import GGUF_KEYS, SPARSE, UNDERSTOOD, mixture_layers, shared_experts, stacked
 from headway.model.tensors import TensorSpec
 from headway.ops.routing import Routing
 
@@ -45,10 +36,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     for name, value in ONLY.items():
         if fields.values.get(name, value) != value:
             raise fields.fault(name, f"{shown(fields.values[name])} is not supported; {shown(value)} is")
-    sparse = sparse_layers(checkpoint, fields, plain.layers)
-    shared = fields.size("n_shared_experts") * fields.size("moe_intermediate_size")
-    mixed = mixture(plain, fields, sparse, lambda active: _routing(active, fields), "moe_intermediate_size", shared)
-    config = latent(mixed, fields, fields.flag("rope_interleave", True))
+    config = latent(checkpoint, plain, fields, _routing, fields.flag("rope_interleave", True))
     layers = mixture_layers(
         config, latent_layer(checkpoint, config), SPARSE | shared_experts("shared_experts") | CORRECTION
     )

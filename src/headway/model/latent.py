@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,11 +10,12 @@ import numpy as np
 from headway.core.fields import Fields
 from headway.model.blocks import Weights, by_layer, embed, logits
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import has_attention_biases
-from headway.model.mixture import MixtureConfig, feed_forward
+from headway.model.config import DecoderConfig, has_attention_biases
+from headway.model.mixture import MixtureConfig, feed_forward, mixture, sparse_layers
 from headway.model.rope import yarn_magnitude
 from headway.model.tensors import LAYER, TensorSpec
 from headway.ops.protocol import Forward, Ops, Tensor
+from headway.ops.routing import Routing
 from headway.ops.weight import Deferred, Weight, stack
 from headway.shape.formats import FORMATS
 
@@ -56,17 +57,32 @@ class LatentConfig(MixtureConfig):
         return self.heads * self.value
 
 
-def latent(config: MixtureConfig, fields: Fields, interleaved: bool) -> LatentConfig:
-    """The config of a mixture with latent attention. interleaved: rotary pairs are neighbours.
+def latent(
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    fields: Fields,
+    routing: Callable[[int, Fields], Routing],
+    interleaved: bool,
+) -> LatentConfig:
+    """The config of a mixture with latent attention and shared experts.
+
+    Args:
+        fields: of the checkpoint, under config.json's names.
+        routing: of so many active experts, as the fields say.
+        interleaved: rotary pairs are neighbours.
 
     Raises:
         ModelFileError: a field is missing or impossible.
     """
+    width = "moe_intermediate_size"
+    shared = fields.size("n_shared_experts") * fields.size(width)
+    sparse = sparse_layers(checkpoint, fields, config.layers)
+    mixed = mixture(config, fields, sparse, lambda active: routing(active, fields), width, shared)
     plain, turned = fields.size("qk_nope_head_dim"), fields.size("qk_rope_head_dim")
     scale = (plain + turned) ** -0.5 * _yarn_scale(fields)
-    rope = replace(config.rope, interleaved=interleaved)
+    rope = replace(mixed.rope, interleaved=interleaved)
     return LatentConfig(
-        **vars(replace(config, rope=rope, attention_scale=scale)),
+        **vars(replace(mixed, rope=rope, attention_scale=scale)),
         q_rank=fields.maybe("q_lora_rank") or 0,
         kv_rank=fields.size("kv_lora_rank"),
         plain=plain,
