@@ -19,6 +19,7 @@ from headway.scheduling.policies import POLICIES
 from headway.scheduling.scheduler import Scheduler
 from headway.scheduling.state import Emission
 from headway.simulate.driver import Replica, run
+from headway.simulate.trail import Trail
 from headway.simulate.workload import Answers, Ask, made_up
 
 COSTS = FixedCosts(step=1e-3, row=1e-5, token=1e-4, kv_token=3e-7, pair=1e-8)
@@ -66,28 +67,34 @@ class Load:
         return self._ask(ask.number + len(self._drawn), one, 0.003 + now / 1e12, made_up(99, len(said) + 1, said))
 
 
-class Diary:
+class Diary(Trail):
     """Everything an observer can see, in its order, but for plans: those of a run are never made."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seen: list[tuple[Any, ...]] = []
         self.tokens: dict[str, list[tuple[int, int]]] = {}
-        self.steps = 0
+        self.plans = 0
 
     def arrived(self, ask: Ask) -> None:
+        super().arrived(ask)
         self.seen.append(("arrived", ask.number, ask.at))
 
     def taken(self, id: str, now: int) -> None:
+        super().taken(id, now)
         self.seen.append(("taken", id, now))
 
     def refused(self, ask: Ask, error: Rejected, now: int) -> None:
+        super().refused(ask, error, now)
         self.seen.append(("refused", ask.number, now))
 
     def planned(self, replica: Replica, plans: Sequence[StepPlan], now: int) -> None:
-        self.steps += 1
+        super().planned(replica, plans, now)
+        self.plans += 1
         self.seen += [("admitted", row.id, len(row.tokens), now) for plan in plans for row in plan.new]
 
     def emitted(self, emission: Emission, times: Sequence[int]) -> None:
+        super().emitted(emission, times)
         id = emission.request.id
         self.tokens.setdefault(id, []).extend(zip(times, emission.tokens, strict=False))
         if emission.finish is not None:
@@ -128,13 +135,16 @@ def test_leaping_is_stepping(
     assert leapt[1].tokens == diary.tokens
     assert leapt[1].seen == diary.seen
     assert (leapt[0], leapt[2], leapt[3]) == (end, busy, pools)
-    assert leapt[1].steps <= diary.steps
+    assert leapt[1].plans <= diary.plans
+    assert [(one.steps, one.step_tokens, one.step_rows) for one in (diary, leapt[1])] == [
+        (diary.plans, diary.step_tokens, diary.step_rows)
+    ] * 2
 
 
 def test_it_does_leap() -> None:
     options = {"rows": 4, "milliseconds": None, "ttl": None, "max_wait": None}
-    assert play(False, [ONE] * 3, 0, "chunked", True, **options)[1].steps == 32
-    assert play(True, [ONE] * 3, 0, "chunked", True, **options)[1].steps <= 5
+    assert play(False, [ONE] * 3, 0, "chunked", True, **options)[1].plans == 32
+    assert play(True, [ONE] * 3, 0, "chunked", True, **options)[1].plans <= 5
 
 
 class Bent:

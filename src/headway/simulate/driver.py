@@ -47,6 +47,10 @@ class Observer(Protocol):
 
     def planned(self, replica: Replica, plans: Sequence[StepPlan], now: int) -> None: ...
 
+    def repeated(self, plan: StepPlan, more: int) -> None:
+        """A plan was carried out in `more` further steps, each for as many rows and tokens."""
+        ...
+
     def emitted(self, emission: Emission, times: Sequence[int]) -> None:
         """What a client hears, and when each of the steps behind it ended, ps."""
         ...
@@ -113,7 +117,7 @@ class Replica:
         times: Sequence[int] = (now,)
         if self.executor.in_flight and self.executor.due <= now:
             if self._run is not None:
-                emissions, times = self._land(self._run)
+                emissions, times = self._land(self._run, observer)
             else:
                 for scheduler, result in zip(self.schedulers, self.executor.collect(), strict=True):
                     if result.step >= 0:
@@ -148,9 +152,10 @@ class Replica:
         if deadline is not None and deadline <= ends[-1]:
             self.executor.cut(deadline)
 
-    def _land(self, plan: StepPlan) -> tuple[list[Emission], Sequence[int]]:
+    def _land(self, plan: StepPlan, observer: Observer) -> tuple[list[Emission], Sequence[int]]:
         """A run has ended."""
         times = self.executor.collect_run()
+        observer.repeated(plan, len(times) - 1)
         tokens = {work.id: self._answers.run(work.id, work.start + 1, len(times)) for work in plan.work}
         self._run = None
         return self.schedulers[0].commit_run(tokens, times), times

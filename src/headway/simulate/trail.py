@@ -68,7 +68,7 @@ class Trail:
         counts: requests that arrived, finished, were refused or aborted.
         inside: how many are in each part now; areas: integrals of these over time, request-ps; spent: ps that ended
             requests spent in each part.
-        steps, step_tokens, step_rows: steps planned, and new tokens and rows over all of them.
+        steps, step_tokens, step_rows: steps taken, those leapt over included, and new tokens and rows over all of them.
     """
 
     def __init__(self, detail: int = DETAIL) -> None:
@@ -138,13 +138,19 @@ class Trail:
                     self._move("queue", "prefill")
             rows += len(plan.work)
             tokens += sum([work.count for work in plan.work])
-        self.steps += 1
-        self.step_tokens += tokens
-        self.step_rows += rows
+        self._count(1, tokens, rows)
         seconds = to_seconds(now - (self.begin or 0))
         if self.series.wants(seconds):
             waiting, running = self.inside["queue"], self.inside["prefill"] + self.inside["decode"]
             self.series.add(seconds, waiting, running, rows, *_kv_use(replica))
+
+    def repeated(self, plan: StepPlan, more: int) -> None:
+        self._count(more, sum([work.count for work in plan.work]), len(plan.work))
+
+    def _count(self, steps: int, tokens: int, rows: int) -> None:
+        self.steps += steps
+        self.step_tokens += steps * tokens
+        self.step_rows += steps * rows
 
     def emitted(self, emission: Emission, times: Sequence[int]) -> None:
         now = times[-1]
