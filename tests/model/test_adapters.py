@@ -197,6 +197,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
         ({Q.format("A"): torch.zeros(4, 60)}, r"does not fit the model's matrix \(64, 64\)"),
         ({Q.format("B"): torch.zeros(64, 4, dtype=torch.float64)}, "dtype 'F64' is not supported"),
         ({Q.format("B"): torch.full((64, 4), math.nan)}, "a weight is infinite or not a number"),
+        ({Q.format("A").removeprefix("base_model.model."): torch.zeros(4, 64)}, "another one stands for the same"),
         ({HEAD: torch.zeros(4, 64), HEAD.replace("_A", "_B"): torch.zeros(160, 4)}, "'lm_head' is no linear layer"),
         ({"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(4, 160)}, "only lora_A and lora_B"),
         ({Q.format("magnitude_vector"): torch.zeros(64)}, "only lora_A and lora_B"),

@@ -81,8 +81,10 @@ def test_offline_the_cache_is_enough_if_it_is_complete(hub: Hub, monkeypatch: py
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert resolve("org/name") == folder
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(FetchError, match=r"org/name is not complete in .*, and HF_HUB_OFFLINE is set"):
-        resolve("org/name")
+    for commit in ((folder.parents[1] / "refs/main").read_bytes(), b"\xff", b"..", b"a\0b", b""):
+        (folder.parents[1] / "refs/main").write_bytes(commit)
+        with pytest.raises(FetchError, match=r"org/name is not complete in .*, and HF_HUB_OFFLINE is set"):
+            resolve("org/name")
 
 
 @pytest.mark.parametrize(

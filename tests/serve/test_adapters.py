@@ -38,6 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         adapter(folder / "model", folder / name, seed)
     adapter(folder / "model", folder / "adapters/large", 3, rank=17)
     (folder / "adapters/link").symlink_to(folder / "outside")
+    (folder / "adapters/circle").symlink_to("circle")
     return folder
 
 
@@ -136,10 +137,21 @@ def test_running_answers_do_not_notice(lora_server: Server) -> None:
 @pytest.mark.parametrize(
     ("name", "path", "fault"),
     [
-        ("x", "../outside", "lora_path: is not within the folder"),
-        ("x", "link", "lora_path: is not within the folder"),
-        ("x", "/etc", "lora_path: is not within the folder"),
-        ("x", "missing", "there is no such folder or file"),
+        *[
+            ("x", path, "there is no such folder or file within the folder")
+            for path in (
+                "../outside",
+                "link",
+                "/etc",
+                "/no/such",
+                "../missing",
+                "missing",
+                "circle",
+                "circle/../link",
+                "a\0b",
+                "a" * 5000,
+            )
+        ],
         ("x", ".", "holds no adapter_config.json"),
         ("x", "large", "--max-lora-rank: "),
         ("x\n", "two", "is not a name of up to 128"),

@@ -115,7 +115,8 @@ def _read_peft(folder: Path) -> AdapterFile:
         module, dot, side = name.removesuffix(".weight").removeprefix(_PREFIX).rpartition(".lora_")
         if not dot or side not in halves or not name.endswith(".weight"):
             raise ModelFileError(f"{path}: tensor {shown(name)}: only lora_A and lora_B of linear layers are supported")
-        halves[side][_own_name(module)] = weight
+        if halves[side].setdefault(_own_name(module), weight) is not weight:
+            raise ModelFileError(f"{path}: tensor {shown(name)}: another one stands for the same matrix")
     ranks, alphas = (_patterns(config, name) for name in ("rank_pattern", "alpha_pattern"))
     rank, alpha, rooted = config.size("r"), config.number("lora_alpha", 8.0), config.flag("use_rslora")
     pairs = {}

@@ -96,7 +96,7 @@ def cached(source: HubSource) -> Path | None:
     folder = _repo_folder(source)
     try:
         commit = (folder / "refs" / source.revision).read_text().strip()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         commit = source.revision
     snapshot = folder / "snapshots" / commit
     if "/" in commit or not snapshot.is_dir():

@@ -134,10 +134,10 @@ def _lora_folder(options: ServeOptions) -> Path | None:
     """
     if options.allow_lora_loading is None:
         return None
-    folder = Path(options.allow_lora_loading).resolve()
+    folder = Path(options.allow_lora_loading)
     if not folder.is_dir():
         raise BadInput("--allow-lora-loading", f"{options.allow_lora_loading!r} is not a folder")
-    return folder
+    return folder.resolve()
 
 
 class _Server(uvicorn.Server):

@@ -100,14 +100,23 @@ def model(parameters: dict[str, str], host: Host) -> dict[str, Any]:
 
 
 def load_lora(body: LoadLoraRequest, host: Host) -> AdapterChange:
-    folder = _lora_folder(host)
-    path = (folder / body.lora_path).resolve()
-    if not path.is_relative_to(folder):
-        raise BadInput("lora_path", "is not within the folder that --allow-lora-loading names")
+    path = _within(_lora_folder(host), body.lora_path)
     if body.lora_name == host.model:
         raise BadInput("lora_name", f"{shown(body.lora_name)} is the model itself")
     command = LoadAdapter(secrets.token_hex(8), body.lora_name, str(path), replace=bool(body.load_inplace))
     return AdapterChange(command, lambda: model({"id": body.lora_name}, host))
+
+
+def _within(folder: Path, text: str) -> Path:
+    """What a path leads to. A client is not told what there is elsewhere."""
+    try:
+        path = (folder / text).resolve(strict=True)
+    except (OSError, RuntimeError, ValueError):  # links in a circle (RuntimeError before Python 3.13); a NUL
+        path = None
+    if path is None or not path.is_relative_to(folder):
+        problem = "there is no such folder or file within the folder that --allow-lora-loading names"
+        raise BadInput("lora_path", f"{shown(text)}: {problem}")
+    return path
 
 
 def unload_lora(body: UnloadLoraRequest, host: Host) -> AdapterChange:
