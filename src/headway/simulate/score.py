@@ -109,6 +109,9 @@ class Witness:
         running, waiting = map(sum, zip(*self._counts.values(), strict=True))
         self.states.append((to_seconds(now), running, waiting))
 
+    def repeated(self, plan: StepPlan, more: int) -> None:
+        raise AssertionError("a witness sees every step: its replicas do not leap")
+
     def emitted(self, emission: Emission, times: Sequence[int]) -> None:
         seen, now = self.seen[emission.request.id], to_seconds(times[-1])
         if not emission.tokens:
