@@ -80,7 +80,6 @@ def test_brackets_in_a_question_are_text() -> None:
         (["doctor", "--context", "0"], "--context: 0 is not an integer >= 1"),
         (["doctor", "--threads", "0"], "--threads: 0 is not an integer >= 1"),
         (["doctor", "--backend", "cuda"], "--backend: 'cuda' is not one of auto, native, reference"),
-        (["generate", "--prompt", ""], "prompt: it is empty"),
     ],
 )
 def test_a_value_out_of_range_is_one_sentence(args: list[str], sentence: str) -> None:
