@@ -198,6 +198,23 @@ def _limit_blas(asked: int | None, threads: int) -> None:
         logger.warning("--threads does not reach numpy's linear algebra here; set OMP_NUM_THREADS=%d instead", asked)
 
 
+def _check_deterministic(options: EngineOptions, backend: Backend) -> None:
+    """
+    Raises:
+        BadInput: results are to depend on nothing but the row, and would not.
+    """
+    if not options.deterministic:
+        return
+    if not backend.deterministic:
+        raise BadInput("--deterministic", f"the {backend.name} backend's results depend on batch shape; use native")
+    if options.block_size not in STABLE_BLOCKS:
+        accepted = ", ".join(map(str, STABLE_BLOCKS))
+        raise BadInput(
+            "--block-size",
+            f"with {options.block_size}, attention sums in an order of its own; --deterministic accepts {accepted}",
+        )
+
+
 def build_engine(
     options: EngineOptions,
     progress: Progress | None = None,
@@ -219,14 +236,7 @@ def build_engine(
     backend = make_backend(options.backend, threads, options.weights, options.group, options.pack_cache)
     if backends()[backend.name].blas:
         _limit_blas(options.threads, threads)
-    if options.deterministic and not backend.deterministic:
-        raise BadInput("--deterministic", f"the {backend.name} backend's results depend on batch shape; use native")
-    if options.deterministic and options.block_size not in STABLE_BLOCKS:
-        accepted = ", ".join(map(str, STABLE_BLOCKS))
-        raise BadInput(
-            "--block-size",
-            f"with {options.block_size}, attention sums in an order of its own; --deterministic accepts {accepted}",
-        )
+    _check_deterministic(options, backend)
     free = free_memory()
     source = DEFAULT_MODEL if options.model is None else options.model
     opened = open_model(source, progress, options.chat_template)

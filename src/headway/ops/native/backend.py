@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ from headway.core.errors import BadInput, ModelFileError
 from headway.ops import native
 from headway.ops.blocks import READERS
 from headway.ops.native.packed import PackCache
-from headway.ops.protocol import AdapterSlots, CacheLayout, Forward, Prepared, Program, Rope, StepBatch
+from headway.ops.native.program import NativeOps, NativeProgram
+from headway.ops.protocol import AdapterSlots, CacheLayout, Forward, Prepared, Program
 from headway.ops.registry import BackendKind, Setup, register
-from headway.ops.routing import ClampedSwiGLU, Routing
 from headway.ops.weight import GROUPS, NOT_FINITE, READABLE, Weight
 from headway.sampling.logits import Logits
 from headway.sampling.operations import NumpyLogits
@@ -40,13 +40,6 @@ logger = logging.getLogger(__name__)
 _TARGETS = {"stored": 0, "int8": 128, "int4": 32}  # and the default group
 TILE, FLOAT = 32, 4  # outputs of a tile of a packed matrix; bytes
 _WIDE = ("embed", "head", "gathered")  # parts that stay at 8 bits: errors here reach the logits
-
-
-@dataclass(frozen=True)
-class Handle:
-    """A value of the program being built."""
-
-    number: int
 
 
 class NativeBackend(NumpyLogits):
@@ -254,160 +247,8 @@ class NativeBackend(NumpyLogits):
         return self._engine.probe_compute(kind, seconds)
 
 
-class NativeProgram:
-    """A recorded forward pass.
-
-    Attributes:
-        seconds: of the last step, by kind of operation.
-    """
-
-    def __init__(self, program: Any) -> None:
-        self._program = program
-
-    def step_bytes(self, tokens: int, rows: int, logit_rows: int, cached: int, longest: int) -> int:
-        return self._program.step_bytes(tokens, rows, logit_rows, cached)
-
-    def run(self, batch: StepBatch) -> Logits:
-        rows, peaks, logsumexp = self._program.run(
-            batch.ids,
-            batch.positions,
-            batch.query_start,
-            batch.kv_len if batch.known is None else batch.known,
-            batch.logit_index,
-            [group.block_table for group in batch.groups],
-            [group.slots for group in batch.groups],
-            batch.adapter,
-        )
-        return Logits(rows, peaks, logsumexp)
-
-    @property
-    def experts(self) -> tuple[int, ...]:
-        return tuple(self._program.touched)
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        return dict(self._program.seconds)
-
-
-class NativeOps:
-    """`Ops` that appends to a program. Widths and axes are checked there."""
-
-    def __init__(self, module: Any, program: Any) -> None:
-        self._module = module
-        self._program = program
-
-    def embed(self, table: Prepared, scale: float = 1.0, positions: Prepared | None = None) -> Handle:
-        return Handle(self._program.embed(table, scale, positions))
-
-    def rms_norm(self, x: Handle, weight: Prepared, eps: float, residual: Handle | None = None) -> Handle:
-        return Handle(self._program.rms_norm(x.number, weight, eps, _number(residual)))
-
-    def layer_norm(self, x: Handle, weight: Prepared, bias: Prepared | None, eps: float, parts: int = 1) -> Handle:
-        return Handle(self._program.layer_norm(x.number, weight, bias, eps, parts))
-
-    def linear(
-        self, x: Handle, weight: Prepared, bias: Prepared | None = None, residual: Handle | None = None
-    ) -> Handle:
-        return Handle(self._program.linear(x.number, weight, bias, _number(residual)))
-
-    def rope_and_cache(self, q: Handle, k: Handle, v: Handle, layer: int, rope: Rope) -> Handle:
-        return Handle(self._program.rope_and_cache(q.number, k.number, v.number, layer, self._rope(rope)))
-
-    def _rope(self, rope: Rope) -> Any:
-        return self._module.Rope(rope.inv_freq, rope.interleaved, rope.magnitude, rope.longer, rope.original)
-
-    def attention(
-        self, q: Handle, layer: int, scale: float, softcap: float = 0.0, sinks: Prepared | None = None
-    ) -> Handle:
-        return Handle(self._program.attention(q.number, layer, scale, softcap, sinks))
-
-    def gated_mlp(
-        self,
-        x: Handle,
-        gate: Prepared,
-        up: Prepared,
-        down: Prepared,
-        activation: str,
-        residual: Handle | None = None,
-        gate_bias: Prepared | None = None,
-        up_bias: Prepared | None = None,
-        down_bias: Prepared | None = None,
-    ) -> Handle:
-        kind = getattr(self._module.Activation, activation)
-        biases = (gate_bias, up_bias, down_bias)
-        return Handle(self._program.gated_mlp(x.number, gate, up, down, kind, _number(residual), *biases))
-
-    def activate(self, x: Handle, activation: str) -> Handle:
-        return Handle(self._program.gated(x.number, -1, getattr(self._module.Activation, activation)))
-
-    def gated(self, gate: Handle, up: Handle, activation: str) -> Handle:
-        return Handle(self._program.gated(gate.number, up.number, getattr(self._module.Activation, activation)))
-
-    def add_low_rank(self, y: Handle, x: Handle, slots: AdapterSlots) -> Handle:
-        return Handle(self._program.add_low_rank(y.number, x.number, slots))
-
-    def experts(
-        self,
-        x: Handle,
-        router: Prepared,
-        gate: Prepared,
-        up: Prepared,
-        down: Prepared,
-        routing: Routing,
-        activation: str | ClampedSwiGLU,
-        router_bias: Prepared | None = None,
-        correction: Prepared | None = None,
-        gate_bias: Prepared | None = None,
-        up_bias: Prepared | None = None,
-        down_bias: Prepared | None = None,
-        residual: Handle | None = None,
-    ) -> Handle:
-        clamp = (activation.alpha, activation.limit) if isinstance(activation, ClampedSwiGLU) else (0.0, 0.0)
-        kind = getattr(self._module.Activation, activation if isinstance(activation, str) else "silu")
-        biases = (router_bias, correction, gate_bias, up_bias, down_bias)
-        how = self._module.Routing(**vars(routing))
-        return Handle(
-            self._program.experts(x.number, router, gate, up, down, how, kind, *clamp, *biases, _number(residual))
-        )
-
-    def sigmoid_gate(self, x: Handle, gate: Handle, residual: Handle | None = None) -> Handle:
-        return Handle(self._program.sigmoid_gate(x.number, gate.number, _number(residual)))
-
-    def latent_attention(
-        self,
-        q: Handle,
-        latent: Handle,
-        norm: Prepared,
-        key_up: Prepared,
-        value_up: Prepared,
-        layer: int,
-        scale: float,
-        rope: Rope,
-        eps: float,
-    ) -> Handle:
-        turn = self._rope(rope)
-        return Handle(
-            self._program.latent_attention(q.number, latent.number, norm, key_up, value_up, layer, scale, turn, eps)
-        )
-
-    def logit_rows(self, x: Handle) -> Handle:
-        return Handle(self._program.logit_rows(x.number))
-
-    def logits(
-        self, x: Handle, head: Prepared, scale: float = 1.0, softcap: float = 0.0, bias: Prepared | None = None
-    ) -> Handle:
-        return Handle(self._program.logits(x.number, head, scale, softcap, bias))
-
-    def all_reduce(self, x: Handle) -> Handle:
-        return x
-
-
 def _padded(numbers: int, to: int) -> int:
     return -(-numbers // to) * to
-
-
-def _number(handle: Handle | None) -> int:
-    return -1 if handle is None else handle.number
 
 
 def _holding(format: str) -> tuple[Setup, str]:
