@@ -23,7 +23,7 @@ from headway.simulate.driver import Replica, run
 from headway.simulate.play import router
 from headway.simulate.traffic import Traffic
 from headway.simulate.trail import Trail
-from headway.simulate.workload import Answers
+from headway.simulate.workload import Answers, of_row
 from headway.traffic.traces import TraceRow
 
 BASE = ["simulate", "--model", "llama-3.1-8b", "--hardware", "h100-sxm", "--requests", "30"]
@@ -169,6 +169,12 @@ def test_the_highest_rate_is_searched(capsys: pytest.CaptureFixture[str]) -> Non
         (["--output-tokens", "0"], "--output-tokens"), (["--slo", "ttft=-1"], "--slo"), (["--rate", "0"], "--rate"),
         (["--kv-cache-gib", "500"], "--kv-cache-gib"), (["--tp", "3"], "--tp"), (["--think", "-1"], "--think"),
         (["--hardware", "rtx-4090", "--model", "llama-3.1-70b"], "does not fit"), (["--host-us", "-1"], "--host-us"),
+        *[([option, "1e308", *rest], option) for option, *rest in (
+            ["--rate"], ["--burstiness", "--rate", "1", "--arrival", "gamma"], ["--think"], ["--prefix-ttl"],
+            ["--max-wait"], ["--host-us"], ["--price"],
+        )],
+        (["--rate", "1e-9"], "--requests: they take more than 107 days"),
+        (["--think", "1e8", "--rate", "1", "--turns", "2"], "--requests: they take more than 107 days"),
         (["--log", "/nowhere"], "/nowhere"), (["--requests", "0"], "--requests"),
     ],
 )  # fmt: skip
@@ -192,3 +198,9 @@ def test_structs_refuse_what_the_command_line_would() -> None:
         Setup(prefix_ttl=0.0)
     with pytest.raises(BadInput, match="--route"):
         router("nearest")
+
+
+def test_blocks_of_a_record_are_no_longer_than_its_prompt() -> None:
+    assert len(of_row(0, TraceRow(0, 5, 1, tuple(range(3)), 1 << 60)).prompt) == 5
+    with pytest.raises(BadInput, match="--input-tokens"):
+        of_row(0, TraceRow(0, 1 << 60, 1, (1, 2), 1 << 60))

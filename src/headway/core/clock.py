@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 PS_PER_SECOND = 1_000_000_000_000
+MAX_SECONDS = 1e9  # of any wait or pause that is asked for: thirty years
 
 
 def to_ps(seconds: float) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from headway.core.clock import Clock, to_ps, to_seconds
+from headway.core.clock import MAX_SECONDS, Clock, to_ps, to_seconds
 from headway.core.errors import BadInput, EngineDead, HeadwayError, Rejected
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import StepPlan, StepResult
@@ -30,7 +30,6 @@ from headway.text.output import OutputText
 from headway.text.tokenizer import Tokenizer
 
 MAX_FAILURES = 8  # steps in a row that break; then the executor is taken for broken for good
-MAX_DEADLINE = 1e9  # seconds
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +98,8 @@ class EngineLoop:
         if params.stop and self.tokenizer is None:
             raise BadInput("stop", "this engine has no tokenizer to find strings with; use stop_token_ids")
         deadline = message.deadline
-        if deadline is not None and not 0 <= deadline <= MAX_DEADLINE:
-            raise BadInput("deadline", f"{deadline!r} is not a number of seconds from 0 to {MAX_DEADLINE:g}")
+        if deadline is not None and not 0 <= deadline <= MAX_SECONDS:
+            raise BadInput("deadline", f"{deadline!r} is not a number of seconds from 0 to {MAX_SECONDS:g}")
         if params.seed is None:
             params = _seeded(params)
         adapter = self._adapters.identity(message.adapter) if message.adapter else ""

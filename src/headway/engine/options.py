@@ -10,10 +10,13 @@ from collections.abc import Callable
 from typing import Annotated
 
 from headway.core.bound import QueueBound
+from headway.core.clock import MAX_SECONDS
 from headway.core.errors import BadInput, shown
 from headway.core.options import Option, Options, declared, table
 from headway.ops.weight import GROUPS
 from headway.scheduling.policies import POLICIES
+
+MAX_STEP = 10_000_000  # rows or tokens of a step, and tokens of a block
 
 
 class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,8 +76,10 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_model_len: Annotated[
         int | None, Option("Longest prompt + output in tokens; default: the model's context.", least=1)
     ] = None
-    max_rows: Annotated[int, Option("Most requests in one step.", least=1)] = 32
-    max_step_tokens: Annotated[int, Option("Most new tokens in one step: the chunk budget.", least=1)] = 512
+    max_rows: Annotated[int, Option("Most requests in one step.", least=1, most=MAX_STEP)] = 32
+    max_step_tokens: Annotated[
+        int, Option("Most new tokens in one step: the chunk budget.", least=1, most=MAX_STEP)
+    ] = 512
     step_ms: Annotated[
         float | None,
         Option(
@@ -89,9 +94,12 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "Tokens per cache block. 32, 64, 128 and 256 give the same answers to the bit on the native backend; other "
             "sizes sum in another order.",
             least=1,
+            most=MAX_STEP,
         ),
     ] = 32
-    prefix_ttl: Annotated[float, Option("Seconds after which an unused cached prefix is forgotten.", above=0)] = 1800.0
+    prefix_ttl: Annotated[
+        float, Option("Seconds after which an unused cached prefix is forgotten.", above=0, most=MAX_SECONDS)
+    ] = 1800.0
     policy: Annotated[
         str,
         Option(
@@ -103,7 +111,8 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = "chunked"
     ttft_target: Annotated[
-        float | None, Option("Seconds in which a request should have its first token; for --policy slo.", above=0)
+        float | None,
+        Option("Seconds in which a request should have its first token; for --policy slo.", above=0, most=MAX_SECONDS),
     ] = None
     max_queued: Annotated[int, Option("Most requests that wait; a server answers more with 503.", least=1)] = 1024
     max_queued_tokens: Annotated[int, Option("Most prompt tokens that wait.", least=1)] = 4_000_000
@@ -113,6 +122,7 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "Most seconds a request waits for its turn: it is refused if it would wait longer, and ends when it has. "
             "In Python the default is no bound.",
             above=0,
+            most=MAX_SECONDS,
         ),
     ] = 600.0
     lora: Annotated[
@@ -135,7 +145,11 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     hang_seconds: Annotated[
         float,
-        Option("A server whose step takes longer writes where all threads are to stderr, and ends.", above=0),
+        Option(
+            "A server whose step takes longer writes where all threads are to stderr, and ends.",
+            above=0,
+            most=MAX_SECONDS,
+        ),
     ] = 600.0
     deterministic: Annotated[
         bool,

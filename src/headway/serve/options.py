@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from headway.core.clock import MAX_SECONDS
 from headway.core.options import Option, Options, table
 from headway.serve.logs import ACCESS, LEVELS
 
@@ -23,8 +24,12 @@ class ServeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     api_key_file: Annotated[str | None, Option("File with the accepted API keys, one a line; default: no key.")] = None
     served_model_name: Annotated[str | None, Option("Name clients use; default: the model's own.")] = None
     max_body_mib: Annotated[float, Option("Most MiB of one request.", above=0, most=1024)] = 8.0
-    shutdown_timeout: Annotated[float, Option("Seconds running requests get after SIGTERM.", least=0)] = 30.0
-    stall_timeout: Annotated[float, Option("/health fails when a step takes longer, in seconds.", above=0)] = 60.0
+    shutdown_timeout: Annotated[
+        float, Option("Seconds running requests get after SIGTERM.", least=0, most=MAX_SECONDS)
+    ] = 30.0
+    stall_timeout: Annotated[
+        float, Option("/health fails when a step takes longer, in seconds.", above=0, most=MAX_SECONDS)
+    ] = 60.0
     cors_origin: Annotated[
         tuple[str, ...],
         Option("Origin of pages that may read answers, such as https://app.example; * = all. May be given again."),

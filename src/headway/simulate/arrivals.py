@@ -92,8 +92,9 @@ class Closed:
 
     def first(self) -> Iterator[Ask]:
         for _ in range(self._concurrency):
-            if (ask := self._next(0)) is not None:
-                yield ask
+            if (ask := self._next(0)) is None:
+                break
+            yield ask
 
     def then(self, ask: Ask, emission: Emission | None, now: int) -> Ask | None:
         return self._next(now + self._think)

@@ -30,6 +30,7 @@ from headway.simulate.driver import Replica
 from headway.simulate.workload import Answers
 
 MEMORIES = ("paged", "contiguous")
+MOST = 1e9  # seconds, GiB, dollars: whatever is asked for
 ENGINE = "vllm"  # whose fitted constants stand for an engine on a GPU
 BACKEND = "native"  # what serves on a measured machine
 GPU_ROWS, GPU_TOKENS = 256, 2048  # of a step, vLLM's defaults
@@ -77,10 +78,11 @@ class Setup(msgspec.Struct, frozen=True):
                 raise BadInput(f"--{name.replace('_', '-')}", f"{value} is not a whole number from 1 to {1 << 24}")
         for name in ("step_ms", "kv_cache_gib", "prefix_ttl", "max_wait", "ttft"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise BadInput(f"--{name.replace('_', '-')}", f"{value:g} is not a number above 0")
-        if not 0 <= self.host_us < float("inf"):
-            raise BadInput("--host-us", f"{self.host_us:g} is not a number from 0")
+            if value is not None and not 0 < value <= MOST:
+                problem = f"{value:g} is not a number above 0 and up to {MOST:g}"
+                raise BadInput(f"--{name.replace('_', '-')}", problem)
+        if not 0 <= self.host_us <= MOST:
+            raise BadInput("--host-us", f"{self.host_us:g} is not a number from 0 to {MOST:g}")
 
 
 class Deployed(msgspec.Struct, frozen=True):
@@ -128,8 +130,8 @@ def deployed(
         BadInput: it does not fit, or cannot be split so.
     """
     check_layout(shape, gpus, field="--tp")
-    if price is not None and not 0 < price < float("inf"):
-        raise BadInput("--price", f"{price:g} is not a number above 0")
+    if price is not None and not 0 < price <= MOST:
+        raise BadInput("--price", f"{price:g} is not a number above 0 and up to {MOST:g}")
     priced = deploy(shape, device, gpus, precision=precision, kv=kv, mode=Priced)
     timing = _timing(priced, profile)
     cpu = device.kind == "cpu"

@@ -12,8 +12,8 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from headway.core.clock import VirtualClock
-from headway.core.errors import Rejected
+from headway.core.clock import VirtualClock, to_seconds
+from headway.core.errors import BadInput, Rejected
 from headway.core.step import StepPlan
 from headway.executor.simulated import SimulatedRanks
 from headway.scheduling.scheduler import Scheduler
@@ -176,6 +176,7 @@ class Replica:
         inbox.clear()
 
 
+LONGEST = (1 << 63) - 1  # ps; times are kept as 64-bit integers
 NO_PLAN = StepPlan(-1)  # of a rank with nothing to do
 Route = Callable[[Ask, Sequence[Replica]], int]
 
@@ -201,6 +202,8 @@ def run(
             if wanted[index] != at:
                 continue
         now = at
+        if now > LONGEST:
+            raise BadInput("--requests", f"they take more than {to_seconds(LONGEST) / 86400:.0f} days; simulate fewer")
         if index < 0:
             ask = arrivals.take()
             asks[str(ask.number)] = ask

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from headway.core.clock import MAX_SECONDS
 from headway.core.errors import BadInput
 from headway.simulate.arrivals import Closed, Lengths, Sessions, Stream, rows_of
 from headway.simulate.driver import Source
@@ -55,8 +56,8 @@ class Traffic(msgspec.Struct, frozen=True):
         for name in ("speed", "length_scale"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise BadInput(f"--{name.replace('_', '-')}", f"{getattr(self, name):g} is not a number above 0")
-        if not 0 <= self.think < float("inf"):
-            raise BadInput("--think", f"{self.think:g} is not a number from 0")
+        if not 0 <= self.think <= MAX_SECONDS:
+            raise BadInput("--think", f"{self.think:g} is not a number from 0 to {MAX_SECONDS:g}")
         if self.turns > 1 and (self.concurrency is not None or self.rate is None or self.recorded):
             raise BadInput("--turns", "needs --rate, at which conversations begin, and no recorded requests")
         if self.requests < 1:

@@ -112,6 +112,9 @@ def of_row(number: int, row: TraceRow, shared: Sequence[int] = ()) -> Ask:
     record says nothing."""
     begin = list(shared)
     for block in row.blocks:
+        left = row.input_tokens - len(begin)
+        if left <= 0 or row.input_tokens >= LONGEST:
+            break
         base = -2 - (block << BITS)
-        begin.extend(range(base, base - row.block_tokens, -1))
+        begin.extend(range(base, base - min(row.block_tokens, left), -1))
     return Ask(number, to_ps(row.at), made_up(number, row.input_tokens, begin), row.output_tokens)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from headway.core.errors import BadInput
 
+LEAST, MOST = 1e-9, 1e9  # of rates, and of a shape of gamma
+
 
 @dataclass(frozen=True)
 class Load:
@@ -32,12 +34,12 @@ class Load:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("rate", "burstiness"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise BadInput(f"--{name}", f"{value!r} is not a number above 0")
-        if self.kind == "ramp" and not (self.rate_end > 0 and math.isfinite(self.rate_end)):
-            raise BadInput("--ramp-to", f"{self.rate_end!r} is not a number above 0")
+        numbers = {"--rate": self.rate, "--burstiness": self.burstiness}
+        if self.kind == "ramp":
+            numbers["--ramp-to"] = self.rate_end
+        for option, value in numbers.items():
+            if not LEAST <= value <= MOST:
+                raise BadInput(option, f"{value!r} is not a number above 0, from {LEAST:g} to {MOST:g}")
         if self.concurrency < 1:
             raise BadInput("--concurrency", f"{self.concurrency!r} is not an integer >= 1")
         if self.kind not in ("constant", "poisson", "gamma", "ramp", "trace", "closed"):
