@@ -10,7 +10,9 @@ import pytest
 from huggingface_hub import constants
 
 from headway.core.errors import BadInput, HeadwayError
+from headway.engine.references import load_shape
 from headway.model.source import FetchError, resolve
+from headway.shape.catalogue import find_model, model_config
 from tests.model.hub import Hub, serving
 
 SHARD = bytes(range(256)) * 400
@@ -123,3 +125,22 @@ def test_a_model_that_does_not_exist_and_a_hub_that_does_not_answer(hub: Hub, mo
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens
     with pytest.raises(FetchError, match=r"there is no such file or folder, .* does not give it"):
         resolve("org/name")
+
+
+def test_the_planner_takes_config_json_alone(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repos["org/name"] = SHARDED | {"config.json": json.dumps(model_config("smollm2-135m")).encode()}
+    hub.gated = {"org/name"}
+    with pytest.raises(FetchError, match="is gated"):
+        load_shape("org/name")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    shape = load_shape("org/name")
+    assert shape.n_params == find_model("smollm2-135m").n_params and hub.fetched() == ["config.json"]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert load_shape("org/name") == shape
+    with pytest.raises(FetchError, match="HF_HUB_OFFLINE is set"):
+        load_shape("org/old")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    with pytest.raises(BadInput, match=r"org/name-GGUF has no config\.json"):
+        load_shape("org/name-GGUF")
+    resolve("org/name")  # what the planner left is no whole model
+    assert "model-00002-of-00002.safetensors" in hub.fetched()

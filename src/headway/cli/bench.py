@@ -271,7 +271,7 @@ def _served_shape(url: str, model: str, key_file: Path | None) -> Any:
     import msgspec
 
     from headway.client.chat import Client, ServerError
-    from headway.core.errors import BadInput
+    from headway.core.errors import BadInput, HeadwayError
     from headway.engine.references import load_shape
     from headway.shape.model import ModelShape
 
@@ -287,7 +287,7 @@ def _served_shape(url: str, model: str, key_file: Path | None) -> Any:
         raise BadInput("--shape", f"{needed}, and it cannot be asked ({error})") from None
     try:
         return load_shape(name)
-    except BadInput:
+    except HeadwayError:
         raise BadInput("--shape", f"{needed}; it calls it {name!r}, which is no known shape") from None
 
 

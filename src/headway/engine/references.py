@@ -10,6 +10,8 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.engine.machine import free_memory
+from headway.model.hub import CONFIG, HubSource, fetch_config, parse_hub
+from headway.model.reading import MAX_JSON_BYTES
 from headway.roofline.hardware import Hardware, find_hardware
 from headway.roofline.profile import Profile, device_of, load_profile
 from headway.shape.catalogue import find_model, model_config
@@ -17,7 +19,7 @@ from headway.shape.config import shape_from_config
 from headway.shape.gguf import shape_from_gguf
 from headway.shape.model import ModelShape
 
-LARGEST_CONFIG = 16 << 20  # bytes; a real config.json has a few thousand
+QUANTISATION = "hf_quant_config.json"  # beside config.json, where that does not say it
 
 
 def load_shape(reference: str) -> ModelShape:
@@ -26,18 +28,19 @@ def load_shape(reference: str) -> ModelShape:
 
     Raises:
         BadInput: none of these, or not a language model.
+        FetchError: the hub's config.json could not be fetched.
     """
     path = Path(reference).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         return _from_gguf(path)
     if path.is_dir():
-        if (path / "config.json").is_file():
-            return _from_files(path / "config.json", path / "hf_quant_config.json", path.name)
+        if (path / CONFIG).is_file():
+            return _from_files(path / CONFIG, path / QUANTISATION, path.name)
         return _from_gguf(path)
     if path.is_file():
-        return _from_files(path, path.with_name("hf_quant_config.json"), path.stem)
-    if model_config(reference) is None and reference.count("/") == 1:
-        return shape_from_config(_hub_config(reference), reference)
+        return _from_files(path, path.with_name(QUANTISATION), path.stem)
+    if model_config(reference) is None and (hub := parse_hub(reference)) is not None:
+        return _from_hub(hub)
     return find_model(reference)
 
 
@@ -73,6 +76,14 @@ def _from_gguf(path: Path) -> ModelShape:
     return shape_from_gguf(metadata, tensors, model_name(file))
 
 
+def _from_hub(source: HubSource) -> ModelShape:
+    found = fetch_config(source)
+    if found.suffix == ".gguf":
+        return _from_gguf(found)
+    folder = found if found.is_dir() else found.parent
+    return _from_files(folder / CONFIG, folder / QUANTISATION, source.repo)
+
+
 def _from_files(config: Path, quantisation: Path, name: str) -> ModelShape:
     raw = _read_json(config)
     if quantisation.is_file() and isinstance(raw, dict) and "quantization_config" not in raw:
@@ -82,26 +93,8 @@ def _from_files(config: Path, quantisation: Path, name: str) -> ModelShape:
 
 def _read_json(path: Path) -> Any:
     try:
-        if path.stat().st_size > LARGEST_CONFIG:
+        if path.stat().st_size > MAX_JSON_BYTES:
             raise BadInput("--model", f"{path} is {path.stat().st_size} bytes; not a config.json")
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise BadInput("--model", f"{path} is not a readable config.json: {error}") from None
-
-
-def _hub_config(model: str) -> Any:
-    """config.json of a hub id: from the local hub cache, else downloaded once (public models only, no token)."""
-    from urllib.request import urlopen
-
-    from huggingface_hub import constants, try_to_load_from_cache  # comes with tokenizers
-
-    try:
-        cached = try_to_load_from_cache(model, "config.json")
-        if isinstance(cached, str):
-            return _read_json(Path(cached))
-        with urlopen(f"{constants.ENDPOINT}/{model}/resolve/main/config.json", timeout=10) as reply:
-            return json.loads(reply.read(LARGEST_CONFIG))
-    except (OSError, ValueError) as error:  # URLError is an OSError, a bad id or bad JSON a ValueError
-        raise BadInput(
-            "--model", f"{model!r} is not in the catalogue and its config.json could not be fetched: {error}"
-        ) from None

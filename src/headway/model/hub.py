@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from headway.core.errors import BadInput, HeadwayError, ModelFileError, shown
 from headway.model.gguf_parts import model_name, parts_named
-from headway.model.reading import read_json
+from headway.model.reading import MAX_JSON_BYTES, read_json
 from headway.model.safetensors import INDEX, SINGLE, holds_safetensors
 
 # Called now and then while fetching: (what is being done, bytes so far, bytes in all or None if not known).
@@ -27,7 +28,8 @@ POLL_SECONDS = 0.2
 PREFERRED = "Q4_K_M"  # of several GGUF files, as other engines do
 
 _ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<kind>[\w.-]+))?(?:@(?P<revision>\w[\w./-]*))?", re.ASCII)
-_BESIDE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+CONFIG = "config.json"
+_BESIDE = (CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 class FetchError(HeadwayError):
@@ -62,6 +64,35 @@ def fetch_hub(source: HubSource, progress: Progress | None = None) -> Path:
     found = cached(source)
     if found is not None:
         return found
+    with _reached(source) as (endpoint, sizes):
+        _download(source, endpoint, _wanted(source, sizes), sizes, progress)
+    found = cached(source)
+    if found is None:
+        raise FetchError(f"{source.repo}: changed while it was downloaded; run this again")
+    return found
+
+
+def fetch_config(source: HubSource) -> Path:
+    """The model's folder or GGUF file in the local cache, if it is complete there; else its config.json alone, which is
+    downloaded if it is not there (a few kilobytes; never weights).
+
+    Raises:
+        BadInput: there is no such model, or it has no config.json.
+        FetchError: it could not be fetched.
+    """
+    found = cached(source) or _snapshot(source) / CONFIG
+    if found.exists():
+        return found
+    with _reached(source) as (endpoint, sizes):
+        if not 0 < sizes.get(CONFIG, 0) <= MAX_JSON_BYTES:
+            raise BadInput("model", f"{source.repo} has no {CONFIG} to read; accepted also: the path of its GGUF file")
+        _download(source, endpoint, [CONFIG], sizes, None)
+    return _snapshot(source) / CONFIG
+
+
+@contextmanager
+def _reached(source: HubSource) -> Iterator[tuple[str, dict[str, int]]]:
+    """(the hub's address, bytes of each file of the repository). Whatever fails within is said in one sentence."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise FetchError(f"{source.repo} is not complete in {hub_cache()}, and HF_HUB_OFFLINE is set")
     try:
@@ -73,16 +104,11 @@ def fetch_hub(source: HubSource, progress: Progress | None = None) -> Path:
         info = huggingface_hub.HfApi(endpoint=endpoint).model_info(
             source.repo, revision=source.revision, files_metadata=True, timeout=30
         )
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        _download(source, endpoint, _wanted(source, sizes), sizes, progress)
+        yield endpoint, {file.rfilename: file.size or 0 for file in info.siblings or ()}
     except HeadwayError:
         raise
     except Exception as error:  # of the library, of what it uses, and of the disk
         raise _explained(source, endpoint, error) from None
-    found = cached(source)
-    if found is None:
-        raise FetchError(f"{source.repo}: changed while it was downloaded; run this again")
-    return found
 
 
 def hub_cache() -> Path:
@@ -106,13 +132,25 @@ def cached(source: HubSource) -> Path | None:
             shards = _shards(snapshot)
         except ModelFileError:
             return None
-        return snapshot if all((snapshot / name).exists() for name in ("config.json", *shards)) else None
+        return snapshot if all((snapshot / name).exists() for name in (CONFIG, *shards)) else None
     files = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*.gguf")]
     try:
         chosen = _gguf(source, files)
     except BadInput:
         return None
     return snapshot / chosen[0] if chosen and all((snapshot / name).exists() for name in chosen) else None
+
+
+def _snapshot(source: HubSource) -> Path:
+    """Where the cache has, or would have, the files of the revision."""
+    folder = _repo_folder(source)
+    try:
+        commit = (folder / "refs" / source.revision).read_text().strip()
+    except OSError:
+        commit = source.revision
+    return (
+        folder / "snapshots" / commit.replace("/", "--")
+    )  # a revision with a "/" that was never fetched has no folder
 
 
 def _repo_folder(source: HubSource) -> Path:
