@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headway.model.config import DecoderConfig
-from headway.ops.protocol import Ops, Prepared, Rope, Tensor
+from headway.ops.protocol import Ops, Prepared, Tensor
 
 Weights = Mapping[str, Prepared]
 
@@ -32,45 +32,33 @@ def norm(ops: Ops, x: Tensor, w: Weights, role: str, config: DecoderConfig, head
     return ops.rms_norm(x, w[role], config.norm_eps)
 
 
-def projections(ops: Ops, h: Tensor, w: Weights) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of h."""
+def projections(ops: Ops, h: Tensor, w: Weights, config: DecoderConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of h; queries and keys normed, each head or all at once, if the layer has such norms."""
     q, k, v = (ops.linear(h, w[role], w.get(f"{role}_bias")) for role in "qkv")
+    if "q_norm" in w:
+        q, k = norm(ops, q, w, "q_norm", config, config.heads), norm(ops, k, w, "k_norm", config, config.kv_heads)
     return q, k, v
-
-
-def qkv(ops: Ops, x: Tensor, w: Weights, config: DecoderConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of the normed x."""
-    return projections(ops, norm(ops, x, w, "attention_norm", config), w)
-
-
-def normed_qk(ops: Ops, q: Tensor, k: Tensor, w: Weights, config: DecoderConfig) -> tuple[Tensor, Tensor]:
-    """Queries and keys, normed before they are rotated: each head, or all at once."""
-    return norm(ops, q, w, "q_norm", config, config.heads), norm(ops, k, w, "k_norm", config, config.kv_heads)
 
 
 def attend(
     ops: Ops,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    h: Tensor,
     w: Weights,
     layer: int,
     config: DecoderConfig,
-    rope: Rope,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """What the rotated queries find in the cache, keys and values of this step included (+ residual). A row-parallel
-    rank's `residual` is added on one rank only, so that `all_reduce` sums it once."""
-    q = ops.rope_and_cache(q, k, v, layer, rope)
+    """What the rotated queries of h find in the cache, keys and values of this step included (+ residual). A
+    row-parallel rank's `residual` is added on one rank only, so that `all_reduce` sums it once."""
+    q, k, v = projections(ops, h, w, config)
+    q = ops.rope_and_cache(q, k, v, layer, config.rope_of(layer))
     attended = ops.attention(q, layer, config.scale_of(layer), config.score_softcap, w.get("sinks"))
     return ops.all_reduce(ops.linear(attended, w["o"], w.get("o_bias"), residual))
 
 
-def attention(
-    ops: Ops, x: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Weights, layer: int, config: DecoderConfig, rope: Rope
-) -> Tensor:
-    """x + what the rotated queries find in the cache."""
-    return attend(ops, q, k, v, w, layer, config, rope, residual=x)
+def attention(ops: Ops, x: Tensor, w: Weights, layer: int, config: DecoderConfig) -> Tensor:
+    """x + what the normed x finds in the cache."""
+    return attend(ops, norm(ops, x, w, "attention_norm", config), w, layer, config, residual=x)
 
 
 def mlp(ops: Ops, h: Tensor, w: Weights, config: DecoderConfig, residual: Tensor | None = None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp, qkv
+from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases, optional_number, stated
 from headway.model.family import Decoder, decoder_of
@@ -64,17 +64,11 @@ def build(config: DecoderConfig, weights: Weights) -> Forward:
     def forward(ops: Ops) -> Tensor:
         x = embed(ops, weights, config)
         for layer, w in enumerate(layers):
-            x = rest_of_layer(ops, x, *qkv(ops, x, w, config), w, layer, config)
+            h = ops.rms_norm(x, w["attention_norm"], config.norm_eps)
+            attended = attend(ops, h, w, layer, config)
+            x = ops.rms_norm(attended, w["attention_post_norm"], config.norm_eps, residual=x)
+            h = ops.rms_norm(x, w["mlp_norm"], config.norm_eps)
+            x = ops.rms_norm(mlp(ops, h, w, config), w["mlp_post_norm"], config.norm_eps, residual=x)
         return logits(ops, x, weights, config)
 
     return forward
-
-
-def rest_of_layer(
-    ops: Ops, x: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Weights, layer: int, config: DecoderConfig
-) -> Tensor:
-    """A layer from its queries, keys and values on."""
-    attended = attend(ops, q, k, v, w, layer, config, config.rope_of(layer))
-    x = ops.rms_norm(attended, w["attention_post_norm"], config.norm_eps, residual=x)
-    h = ops.rms_norm(x, w["mlp_norm"], config.norm_eps)
-    return ops.rms_norm(mlp(ops, h, w, config), w["mlp_post_norm"], config.norm_eps, residual=x)

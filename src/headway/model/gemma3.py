@@ -6,13 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.model import gemma2
-from headway.model.blocks import Weights, by_layer, embed, logits, normed_qk, qkv
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, decoder_config, stated
+from headway.model.config import decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.rope import inverse_frequencies, rope, rope_fields, rope_from_hf
 from headway.model.tensors import QK_NORMS
-from headway.ops.protocol import Forward, Ops, Tensor
 
 SCALED_BY_WIDTH = 62  # layers of the 27B
 # attn_logit_softcapping is "understood" as in transformers, whose Gemma 3 has the field and never caps scores.
@@ -44,19 +42,4 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         theta = checkpoint.config.number("rope_local_base_freq")
         local = rope_from_hf(rope_fields(checkpoint.config, "sliding_attention", theta), config.head_dim)
     config, layer = replace(config, local_rope=local), gemma2.layer_of(own) | QK_NORMS
-    return decoder_of(own, config, layer, build, norms_less_one=not own.gguf)
-
-
-def build(config: DecoderConfig, weights: Weights) -> Forward:
-    """The forward pass over prepared weights by role."""
-    layers = by_layer(weights, config.layers)
-
-    def forward(ops: Ops) -> Tensor:
-        x = embed(ops, weights, config)
-        for layer, w in enumerate(layers):
-            q, k, v = qkv(ops, x, w, config)
-            q, k = normed_qk(ops, q, k, w, config)
-            x = gemma2.rest_of_layer(ops, x, q, k, v, w, layer, config)
-        return logits(ops, x, weights, config)
-
-    return forward
+    return decoder_of(own, config, layer, gemma2.build, norms_less_one=not own.gguf)

@@ -6,7 +6,7 @@ et al. 2024).
 
 from __future__ import annotations
 
-from headway.model.blocks import Weights, attention, by_layer, embed, gated_mlp, logits, qkv
+from headway.model.blocks import Weights, attention, by_layer, embed, gated_mlp, logits
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases, has_mlp_biases
 from headway.model.family import Decoder, decoder_of
@@ -39,8 +39,7 @@ def build(config: DecoderConfig, weights: Weights) -> Forward:
     def forward(ops: Ops) -> Tensor:
         x = embed(ops, weights, config)
         for layer, w in enumerate(layers):
-            q, k, v = qkv(ops, x, w, config)
-            x = attention(ops, x, q, k, v, w, layer, config, config.rope_of(layer))
+            x = attention(ops, x, w, layer, config)
             x = gated_mlp(ops, x, w, config)
         return logits(ops, x, weights, config)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.model.blocks import Weights, attention, by_layer, embed, logits, qkv
+from headway.model.blocks import Weights, attention, by_layer, embed, logits
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
@@ -39,8 +39,7 @@ def build(config: MixtureConfig, weights: Weights) -> Forward:
     def forward(ops: Ops) -> Tensor:
         x = embed(ops, weights, config)
         for layer, w in enumerate(layers):
-            q, k, v = qkv(ops, x, w, config)
-            x = attention(ops, x, q, k, v, w, layer, config, config.rope_of(layer))
+            x = attention(ops, x, w, layer, config)
             x = feed_forward(ops, x, w, layer, config)
         return logits(ops, x, weights, config)
 

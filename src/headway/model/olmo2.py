@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp, normed_qk, projections
+from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases, stated
 from headway.model.family import Decoder, decoder_of
@@ -48,9 +48,7 @@ def build(config: DecoderConfig, weights: Weights) -> Forward:
     def forward(ops: Ops) -> Tensor:
         x = embed(ops, weights, config)
         for layer, w in enumerate(layers):
-            q, k, v = projections(ops, x, w)
-            q, k = normed_qk(ops, q, k, w, config)
-            attended = attend(ops, q, k, v, w, layer, config, config.rope_of(layer))
+            attended = attend(ops, x, w, layer, config)
             x = ops.rms_norm(attended, w["attention_post_norm"], config.norm_eps, residual=x)
             x = ops.rms_norm(mlp(ops, x, w, config), w["mlp_post_norm"], config.norm_eps, residual=x)
         return logits(ops, x, weights, config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.model import qwen3_moe
+from headway.model import mixtral
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import Dialect, decoder_config, has_attention_biases, stated
 from headway.model.family import Decoder, decoder_of
@@ -30,4 +30,4 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     config = mixture(config, fields, frozenset(range(config.layers)), routing, "intermediate_size")
     biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
     layers = mixture_layers(config, LAYER | FULL_QK_NORMS | biases)
-    return decoder_of(stacked(checkpoint), config, layers, qwen3_moe.build)
+    return decoder_of(stacked(checkpoint), config, layers, mixtral.build)

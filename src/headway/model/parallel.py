@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp, norm, normed_qk, projections
+from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp, norm
 from headway.model.config import DecoderConfig
 from headway.ops.protocol import Forward, Ops, Tensor
 
@@ -15,10 +15,7 @@ def build(config: DecoderConfig, weights: Weights) -> Forward:
         x = embed(ops, weights, config)
         for layer, w in enumerate(layers):
             h = norm(ops, x, w, "attention_norm", config)
-            q, k, v = projections(ops, h, w)
-            if "q_norm" in w:
-                q, k = normed_qk(ops, q, k, w, config)
-            attended = attend(ops, q, k, v, w, layer, config, config.rope_of(layer), residual=x)
+            attended = attend(ops, h, w, layer, config, residual=x)
             x = mlp(ops, norm(ops, x, w, "mlp_norm", config) if "mlp_norm" in w else h, w, config, residual=attended)
         return logits(ops, x, weights, config)
 

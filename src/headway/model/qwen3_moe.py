@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from headway.model.blocks import Weights, attention, by_layer, embed, logits, normed_qk, qkv
+from headway.model import mixtral
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import Dialect, decoder_config, has_attention_biases, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.mixture import (
-    GGUF_KEYS,
-    UNDERSTOOD,
-    MixtureConfig,
-    feed_forward,
-    mixture,
-    mixture_layers,
-    sparse_layers,
-    stacked,
-)
+from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, mixture_layers, sparse_layers, stacked
 from headway.model.tensors import LAYER, O_BIAS, QK_NORMS, QKV_BIASES
-from headway.ops.protocol import Forward, Ops, Tensor
 from headway.ops.routing import Routing
 
 DIALECT = Dialect(
@@ -40,20 +30,4 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     sparse = sparse_layers(checkpoint, fields, config.layers)
     config = mixture(config, fields, sparse, routing, "moe_intermediate_size")
     biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
-    return decoder_of(stacked(checkpoint), config, mixture_layers(config, LAYER | QK_NORMS | biases), build)
-
-
-def build(config: MixtureConfig, weights: Weights) -> Forward:
-    """The forward pass over prepared weights by role."""
-    layers = by_layer(weights, config.layers)
-
-    def forward(ops: Ops) -> Tensor:
-        x = embed(ops, weights, config)
-        for layer, w in enumerate(layers):
-            q, k, v = qkv(ops, x, w, config)
-            q, k = normed_qk(ops, q, k, w, config)
-            x = attention(ops, x, q, k, v, w, layer, config, config.rope_of(layer))
-            x = feed_forward(ops, x, w, layer, config)
-        return logits(ops, x, weights, config)
-
-    return forward
+    return decoder_of(stacked(checkpoint), config, mixture_layers(config, LAYER | QK_NORMS | biases), mixtral.build)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from headway.model import llama, parallel, qwen3
+from headway.model import llama, parallel
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import Dialect, decoder_config, has_attention_biases, stated
 from headway.model.family import Decoder, decoder_of
@@ -31,7 +31,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     layer = LAYER | NORM_BIASES | (QKV_BIASES if has_attention_biases(checkpoint) else {})
     build = llama.build
     if fields.flag("use_qk_norm", False):
-        layer, build = layer | FULL_QK_NORMS, qwen3.build
+        layer |= FULL_QK_NORMS
         checkpoint = replace(checkpoint, tensors=joined(checkpoint.tensors, config.layers))
     if fields.flag("use_parallel_residual", False):
         layer, build = without(layer, "mlp_norm", "mlp_norm_bias"), parallel.build
