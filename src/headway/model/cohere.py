@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from headway.model import parallel
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases, optional_number, stated
+from headway.model.config import DecoderConfig, Dialect, decoder_config, optional_number, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.tensors import LAYER, O_BIAS, QKV_BIASES, TensorSpec, without
+from headway.model.tensors import LAYER, TensorSpec, attention_biases, without
 from headway.ops.weight import Weight
 
 DIALECT = Dialect(
@@ -56,6 +56,5 @@ def _decoder(checkpoint: Checkpoint, dialect: Dialect) -> Decoder:
     unrotated = frozenset(range(config.layers)) - config.windowed if dialect is WINDOWED else frozenset()
     config = replace(config, logit_scale=optional_number(fields, "logit_scale", 1.0), unrotated=unrotated)
     normed = fields.flag("use_qk_norm", "blk.0.attn_q_norm.weight" in checkpoint.tensors)
-    layer = without(LAYER, "mlp_norm") | (QK_NORMS if normed else {})
-    layer |= QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
+    layer = without(LAYER, "mlp_norm") | (QK_NORMS if normed else {}) | attention_biases(checkpoint)
     return decoder_of(checkpoint, config, layer, parallel.build)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases, optional_number, stated
+from headway.model.config import DecoderConfig, Dialect, decoder_config, optional_number, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.tensors import LAYER, O_BIAS, POST_NORMS, PRE_MLP_NORM, QKV_BIASES, TensorSpec
+from headway.model.tensors import LAYER, POST_NORMS, PRE_MLP_NORM, TensorSpec, attention_biases
 from headway.ops.protocol import Forward, Ops, Tensor
 
 SCALED_BY_WIDTH = 46  # layers of the 27B, whose GGUF has to be told from the others' by them
@@ -53,8 +53,7 @@ def scaled(checkpoint: Checkpoint, config: DecoderConfig, dialect: Dialect, scal
 
 def layer_of(checkpoint: Checkpoint) -> dict[str, TensorSpec]:
     """A layer's tensors, with the biases that the checkpoint has."""
-    biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
-    return LAYER | POST_NORMS | PRE_MLP_NORM | biases
+    return LAYER | POST_NORMS | PRE_MLP_NORM | attention_biases(checkpoint)
 
 
 def build(config: DecoderConfig, weights: Weights) -> Forward:

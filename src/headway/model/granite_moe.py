@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from headway.model import granite, mixtral
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import decoder_config, has_attention_biases, stated
+from headway.model.config import decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, mixture_layers, stacked
-from headway.model.tensors import LAYER, O_BIAS, QKV_BIASES
+from headway.model.tensors import LAYER, attention_biases
 from headway.ops.routing import Routing
 
 DIALECT = replace(
@@ -32,5 +32,5 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
 
     every = frozenset(range(plain.layers))
     config = mixture(granite.multiplied(plain, checkpoint, fields), fields, every, routing, "intermediate_size")
-    biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
-    return decoder_of(stacked(checkpoint), config, mixture_layers(config, LAYER | biases), mixtral.build)
+    layers = mixture_layers(config, LAYER | attention_biases(checkpoint))
+    return decoder_of(stacked(checkpoint), config, layers, mixtral.build)

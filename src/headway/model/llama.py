@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from headway.model.blocks import Weights, attention, by_layer, embed, gated_mlp, logits
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases, has_mlp_biases
+from headway.model.config import DecoderConfig, Dialect, decoder_config, has_mlp_biases
 from headway.model.family import Decoder, decoder_of
-from headway.model.tensors import LAYER, MLP_BIASES, O_BIAS, QKV_BIASES, TensorSpec
+from headway.model.tensors import LAYER, MLP_BIASES, TensorSpec, attention_biases
 from headway.ops.protocol import Forward, Ops, Tensor
 
 DIALECT = Dialect(understood=frozenset({"mlp_bias"}), gguf_interleaved=True)
@@ -28,8 +28,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
 
 def layer_of(checkpoint: Checkpoint) -> dict[str, TensorSpec]:
     """A layer's tensors, with the biases that the checkpoint has."""
-    biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
-    return LAYER | biases | (MLP_BIASES if has_mlp_biases(checkpoint) else {})
+    return LAYER | attention_biases(checkpoint) | (MLP_BIASES if has_mlp_biases(checkpoint) else {})
 
 
 def build(config: DecoderConfig, weights: Weights) -> Forward:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, Dialect, decoder_config, has_attention_biases, stated
+from headway.model.config import DecoderConfig, Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.rope import inverse_frequencies, rope
-from headway.model.tensors import FULL_QK_NORMS, MATRICES, O_BIAS, POST_NORMS, QKV_BIASES, TensorSpec
+from headway.model.tensors import FULL_QK_NORMS, MATRICES, POST_NORMS, TensorSpec, attention_biases
 from headway.ops.protocol import Forward, Ops, Tensor
 
 DIALECT = Dialect(defaults={"rms_norm_eps": 1e-5})
@@ -37,8 +37,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
 
 def layer_of(checkpoint: Checkpoint) -> dict[str, TensorSpec]:
     """A layer's tensors, with the biases that the checkpoint has."""
-    biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
-    return MATRICES | POST_NORMS | FULL_QK_NORMS | biases
+    return MATRICES | POST_NORMS | FULL_QK_NORMS | attention_biases(checkpoint)
 
 
 def build(config: DecoderConfig, weights: Weights) -> Forward:

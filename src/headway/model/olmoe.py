@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from headway.model import mixtral
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, has_attention_biases, stated
+from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, mixture_layers, stacked
-from headway.model.tensors import FULL_QK_NORMS, LAYER, O_BIAS, QKV_BIASES
+from headway.model.tensors import FULL_QK_NORMS, LAYER, attention_biases
 from headway.ops.routing import Routing
 
 DIALECT = Dialect(
@@ -28,6 +28,5 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         return Routing(active, renormalise=fields.flag("norm_topk_prob", False))
 
     config = mixture(config, fields, frozenset(range(config.layers)), routing, "intermediate_size")
-    biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
-    layers = mixture_layers(config, LAYER | FULL_QK_NORMS | biases)
+    layers = mixture_layers(config, LAYER | FULL_QK_NORMS | attention_biases(checkpoint))
     return decoder_of(stacked(checkpoint), config, layers, mixtral.build)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from headway.model import llama
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, has_attention_biases
+from headway.model.config import Dialect, decoder_config
 from headway.model.family import Decoder, decoder_of
-from headway.model.tensors import LAYER, O_BIAS, QK_NORMS, QKV_BIASES
+from headway.model.tensors import LAYER, QK_NORMS, attention_biases
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -16,5 +16,4 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
     config = decoder_config(checkpoint, Dialect(understood=frozenset({"sliding_window"})))
-    biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
-    return decoder_of(checkpoint, config, LAYER | QK_NORMS | biases, llama.build)
+    return decoder_of(checkpoint, config, LAYER | QK_NORMS | attention_biases(checkpoint), llama.build)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from headway.model import mixtral
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, has_attention_biases, stated
+from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, mixture_layers, sparse_layers, stacked
-from headway.model.tensors import LAYER, O_BIAS, QK_NORMS, QKV_BIASES
+from headway.model.tensors import LAYER, QK_NORMS, attention_biases
 from headway.ops.routing import Routing
 
 DIALECT = Dialect(
@@ -29,5 +29,5 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
 
     sparse = sparse_layers(checkpoint, fields, config.layers)
     config = mixture(config, fields, sparse, routing, "moe_intermediate_size")
-    biases = QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
-    return decoder_of(stacked(checkpoint), config, mixture_layers(config, LAYER | QK_NORMS | biases), mixtral.build)
+    layers = mixture_layers(config, LAYER | QK_NORMS | attention_biases(checkpoint))
+    return decoder_of(stacked(checkpoint), config, layers, mixtral.build)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway.model.config import DecoderConfig
+from headway.model.checkpoint import Checkpoint
+from headway.model.config import DecoderConfig, has_attention_biases
 from headway.ops.weight import Weight
 
 Layers = Mapping[str, "TensorSpec"] | Sequence[Mapping[str, "TensorSpec"]]  # of every layer alike, or of each
@@ -68,8 +69,6 @@ QK_NORMS = {
     "q_norm": _spec("self_attn.q_norm.weight", "attn_q_norm.weight", "norm", "head_dim"),
     "k_norm": _spec("self_attn.k_norm.weight", "attn_k_norm.weight", "norm", "head_dim"),
 }
-
-
 FULL_QK_NORMS = {
     "q_norm": _spec("self_attn.q_norm.weight", "attn_q_norm.weight", "norm", "q_width"),
     "k_norm": _spec("self_attn.k_norm.weight", "attn_k_norm.weight", "norm", "kv_width"),
@@ -93,6 +92,11 @@ NORM_BIASES = {
 }
 LAST_NORM_BIAS = {"norm_bias": _spec("model.norm.bias", "output_norm.bias", "norm", "hidden_size")}
 MATRICES = {role: spec for role, spec in LAYER.items() if spec.part != "norm"}
+
+
+def attention_biases(checkpoint: Checkpoint) -> dict[str, TensorSpec]:
+    """Those of all four projections, or none, in families that leave it to the checkpoint."""
+    return QKV_BIASES | O_BIAS if has_attention_biases(checkpoint) else {}
 
 
 def without(specs: Mapping[str, TensorSpec], *roles: str) -> dict[str, TensorSpec]:

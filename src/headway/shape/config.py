@@ -1,7 +1,7 @@
 """`ModelShape` from a Hugging Face `config.json`: no weights, no network.
 
 The config is turned into a tensor inventory (`tensors.py`), which gives parameters and stored bytes by part, and into
-KV groups, one per kind of attention its layers use. GGUF headers are read by `from_gguf.py`.
+KV groups, one per kind of attention its layers use. GGUF headers are read by `gguf.py`.
 """
 
 from __future__ import annotations
