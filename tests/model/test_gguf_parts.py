@@ -80,6 +80,19 @@ def test_parts_are_held_to_each_other(whole: Path) -> None:
         read_model(renamed)
 
 
+@pytest.mark.parametrize("count", [[3], "3", 3.0])
+def test_a_number_of_parts_is_a_number(tmp_path: Path, count: object) -> None:
+    path = tmp_path / "tiny-00001-of-00003.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    kind = gguf.GGUFValueType.get_type(count)
+    writer.add_key_value("split.count", count, kind, gguf.GGUFValueType.INT32 if isinstance(count, list) else None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ModelFileError, match=r"split.count: .* is not a number of parts"):
+        read_model(path)
+
+
 def test_a_folder_of_several_models_names_them(whole: Path) -> None:
     (whole.parent / "other.gguf").write_bytes(whole.read_bytes())
     with pytest.raises(ModelFileError, match=r"has several models: other.gguf, tiny.gguf; name one"):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headway.core.errors import ModelFileError
+from headway.core.errors import ModelFileError, shown
 from headway.model.gguf import GGUFFile, read_gguf, read_gguf_header
 from headway.model.reading import interrupted
 
@@ -75,6 +75,8 @@ def _joined(
     count = metadata.get("split.count", 1)
     if count in (0, 1):
         return dict(metadata), dict(tensors)
+    if not isinstance(count, int):
+        raise ModelFileError(f"{path}: split.count: {shown(count)} is not a number of parts")
     named = _PART.fullmatch(path.stem)
     if named is None or int(named["count"]) != count:
         raise ModelFileError(f"{path} is a part of {count}; parts must be called NAME-00001-of-{count:05}.gguf")

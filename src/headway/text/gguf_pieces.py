@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from headway.text.gguf_header import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Header
 
 _SPACE = "▁"
+_MOST_BEGINNINGS = 64  # of a piece that are pieces too, in the mean; Llama 2's have 3
 _BEFORE_ALL = 0.0  # score of added pieces, which the file gives none; the others' are below
 
 
@@ -24,7 +25,11 @@ def build(header: Header) -> Tokenizer:
     """Arguments and errors as of `headway.text.gguf.build`."""
     pieces = _pieces(header)
     vocab = {piece: id for id, piece in enumerate(pieces)}
-    merges = _merges(vocab, _scores(header))
+    scores = _scores(header)
+    try:
+        merges = _merges(vocab, scores)
+    except _TooMany:
+        raise header.fault("tokenizer.ggml.tokens begin with one another more than those of any tokenizer do") from None
     id = header.token_id("unknown")
     unknown = pieces[id] if id is not None and id < len(pieces) else next(iter(header.of_type(UNKNOWN)), None)
     bytes_known = all(f"<0x{byte:02X}>" in vocab for byte in range(256))
@@ -77,13 +82,21 @@ def _merges(vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[str, s
     return merges
 
 
+class _TooMany(Exception):
+    """Pairs: their number grows with the square of the tokens', and their size with its cube."""
+
+
 def _pairs(vocab: Mapping[str, int]) -> dict[str, list[tuple[str, str]]]:
     """Piece -> the pairs of pieces that make it, where any do."""
     pairs = {}
+    left_over = _MOST_BEGINNINGS * (len(vocab) + 64)
     beginnings: list[str] = []  # pieces that the one looked at starts with, shortest first
     for piece in sorted(vocab):
         while beginnings and not piece.startswith(beginnings[-1]):
             beginnings.pop()
+        left_over -= len(beginnings)
+        if left_over < 0:
+            raise _TooMany
         if made := [(left, right) for left in beginnings if (right := piece[len(left) :]) in vocab]:
             pairs[piece] = made
         beginnings.append(piece)
