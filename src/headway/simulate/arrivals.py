@@ -131,11 +131,11 @@ class Sessions:
         if over or emission is None or emission.finish is None or emission.finish.reason not in ("stop", "length"):
             return None
         row = self._rows[number]
-        said = emission.request.tokens
-        if len(said) + row.input_tokens + row.output_tokens >= self._longest:
+        context = emission.request.tokens
+        if len(context) + row.input_tokens + row.output_tokens >= self._longest:
             return None  # the conversation has filled the context
         at = now + to_ps(self._noise.expovariate(1 / self._think) if self._think else 0.0)
-        prompt = made_up(number, len(said) + row.input_tokens, said)
+        prompt = made_up(number, len(context) + row.input_tokens, context)
         return Ask(number, at, prompt, row.output_tokens, most=self._most, turn=ask.turn + 1)
 
 

@@ -93,10 +93,10 @@ class Answers:
     def run(self, id: str, position: int, count: int) -> list[int]:
         """The tokens from `position` on, none of them after the end."""
         base, last = self._ends[id]
-        said = [0] * count if self.alike else list(range(base + position, base + position + count))
+        tokens = [0] * count if self.alike else list(range(base + position, base + position + count))
         if position + count > last:
-            said[-1] = END
-        return said
+            tokens[-1] = END
+        return tokens
 
 
 def made_up(number: int, tokens: int, shared: Sequence[int] = ()) -> list[int]:
