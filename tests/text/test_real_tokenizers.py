@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from headway.model.gguf import read_gguf_header
-from headway.text.gguf_pieces import _merges
+from headway.text.gguf_pieces import merge_pairs
 from headway.text.source import TokenizerSource
 from headway.text.tokenizer import Tokenizer
 from tests.published import gemma, tokenizer_folder
@@ -95,9 +95,10 @@ def llama2() -> dict[str, Any]:
 
 def test_joining_by_scores_is_the_original_list_of_merges() -> None:
     metadata = llama2()
-    vocab = {token: id for id, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    tokens = metadata["tokenizer.ggml.tokens"]
+    vocab = {token: id for id, token in enumerate(tokens)}
     file = json.loads((tokenizer_folder("llama2") / "tokenizer.json").read_text())
-    merges = [" ".join(pair) for pair in _merges(vocab, metadata["tokenizer.ggml.scores"])]
+    merges = [f"{tokens[a]} {tokens[b]}" for a, b in merge_pairs(vocab, metadata["tokenizer.ggml.scores"])]
     assert len(merges) == len(file["model"]["merges"])
     assert set(merges) == set(file["model"]["merges"])
 

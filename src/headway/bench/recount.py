@@ -32,7 +32,7 @@ class Recount:
             BadInput: there is no tokenizer of that name.
         """
         from headway.model.checkpoint import open_checkpoint, tokenizer_source
-        from headway.model.source import resolve
+        from headway.model.source import merges_folder, resolve
         from headway.text.source import TokenizerSource
         from headway.text.tokenizer import Tokenizer
 
@@ -46,7 +46,7 @@ class Recount:
             else:
                 folder = path if path.is_dir() else path.parent
                 source = TokenizerSource(kind="hf", path=folder, vocab_size=1 << 31, metadata={})
-            self._tokenizer = Tokenizer(source)
+            self._tokenizer = Tokenizer(source, cache=merges_folder())
         except HeadwayError as error:
             raise BadInput("--tokenizer", str(error)) from None
 

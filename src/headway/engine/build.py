@@ -28,7 +28,7 @@ from headway.executor.adapters import AdapterTable
 from headway.executor.model import ModelExecutor
 from headway.model.adapters import AdapterLimits
 from headway.model.load import Model, ModelInfo, open_model
-from headway.model.source import DEFAULT_MODEL, DEFAULT_SAMPLING, Progress, cache_folder
+from headway.model.source import DEFAULT_MODEL, DEFAULT_SAMPLING, Progress, cache_folder, merges_folder
 from headway.ops.protocol import Backend, CacheLayout
 from headway.ops.registry import Setup, backends, find_backend
 from headway.roofline.memory import PROCESS, MemoryPlan, cut_pools, logit_bytes
@@ -240,7 +240,7 @@ def build_engine(
     free = free_memory()
     source = DEFAULT_MODEL if options.model is None else options.model
     opened = open_model(source, progress, options.chat_template)
-    tokenizer = Tokenizer(opened.info.tokenizer)
+    tokenizer = Tokenizer(opened.info.tokenizer, cache=merges_folder())
     room = AdapterLimits(options.lora_room, options.max_lora_rank) if options.lora_room else None
     model = opened.prepare(backend, free, tokenizer.vocab_size, room)
     adapters = None if model.adaptable is None else AdapterTable(model.adaptable)

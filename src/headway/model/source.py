@@ -113,6 +113,14 @@ def cache_folder() -> Path:
     return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "headway"
 
 
+def merges_folder() -> Path | None:
+    """Where tokenizers keep the merges that their files only imply; None = this user has no folder of their own."""
+    try:
+        return cache_folder() / "merges"
+    except BadInput:
+        return None
+
+
 def _expanded(path: str | Path) -> Path:
     """With ~ and ~name replaced by the user's folder."""
     try:

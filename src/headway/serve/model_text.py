@@ -11,6 +11,7 @@ from typing import Any
 
 from headway.core.errors import BadInput
 from headway.model.load import ModelInfo
+from headway.model.source import merges_folder
 from headway.text.chat import Ending, encode_chat
 from headway.text.template import ChatTemplate
 from headway.text.tokenizer import Tokenizer
@@ -28,7 +29,7 @@ class ModelText:
         # Long texts are encoded by threads that step back for the engine. They hold Python's lock for an instant only:
         # a thread of low priority that held it longer would keep the event loop, which waits for it, from running.
         self._aside = ThreadPoolExecutor(2, thread_name_prefix="encode", initializer=_step_back)
-        self._tokenizer = Tokenizer(info.tokenizer, self._aside)
+        self._tokenizer = Tokenizer(info.tokenizer, self._aside, merges_folder())
         self._tokenizer.encode_around("", {})  # builds what it needs now, not while the event loop waits for it
         source = info.tokenizer.chat_template
         self._template = None if source is None else ChatTemplate(source, self._tokenizer.template_tokens())

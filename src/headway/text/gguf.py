@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tokenizers import Tokenizer
 
 from headway.core.errors import shown
 from headway.text import gguf_pieces, gguf_words
 from headway.text.gguf_header import CONTROL, UNUSED, Header
-from headway.text.source import TokenizerSource
 
 _KINDS = {"gpt2": gguf_words, "llama": gguf_pieces}  # tokenizer.ggml.model
 
@@ -18,36 +19,34 @@ _ENDS = (
 )  # fmt: skip
 
 
-def build(source: TokenizerSource) -> Tokenizer:
+def build(header: Header, cache: Path | None) -> Tokenizer:
     """The tokenizer that a GGUF header describes, without a rule for bos (that is `Tokenizer`'s).
+
+    Args:
+        cache: folder to keep merges in that the header only implies; None = nowhere.
 
     Raises:
         ModelFileError: a key is missing, of the wrong type or length, or names something unknown.
     """
-    header = Header(source)
     model = header.get("model", str)
     if model not in _KINDS:
         raise header.fault(
             f"tokenizer.ggml.model is {shown(model)}; supported are 'gpt2' (byte-level BPE) and 'llama' (SentencePiece)"
         )
-    return _KINDS[model].build(header)
+    return _KINDS[model].build(header, cache)
 
 
-def adds_bos(source: TokenizerSource) -> bool:
-    """Whether a plain text starts with bos: as the header says, else as the original tokenizers of its kind do."""
-    if source.add_bos is not None:
-        return source.add_bos
-    header = Header(source)
+def adds_bos(header: Header) -> bool:
+    """Whether a plain text starts with bos, where the file does not say: as the original tokenizers of its kind do."""
     return _KINDS[header.get("model", str)].adds_bos(header)
 
 
-def unused_ids(source: TokenizerSource) -> frozenset[int]:
+def unused_ids(header: Header) -> frozenset[int]:
     """Ids that pad the vocabulary and stand for no text."""
-    return frozenset(id for id, kind in enumerate(Header(source).types) if kind == UNUSED)
+    return frozenset(id for id, kind in enumerate(header.types) if kind == UNUSED)
 
 
-def end_ids(source: TokenizerSource) -> tuple[int, ...]:
+def end_ids(header: Header) -> tuple[int, ...]:
     """Ids that end a generation, known by their text."""
-    header = Header(source)
     control = {token for token in header.of_type(CONTROL) if token in _ENDS}
     return tuple(id for id, token in enumerate(header.tokens) if token in control)

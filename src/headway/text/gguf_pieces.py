@@ -8,28 +8,32 @@ library joins by a list of pairs, the first of it first: here all pairs that mak
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from headway.text.gguf_header import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Header
+from headway.text.merge_cache import kept
 
 _SPACE = "▁"
 _MOST_BEGINNINGS = 64  # of a piece that are pieces too, in the mean; Llama 2's have 3
 _BEFORE_ALL = 0.0  # score of added pieces, which the file gives none; the others' are below
 
 
-def build(header: Header) -> Tokenizer:
+def build(header: Header, cache: Path | None) -> Tokenizer:
     """Arguments and errors as of `headway.text.gguf.build`."""
     pieces = _pieces(header)
     vocab = {piece: id for id, piece in enumerate(pieces)}
     scores = _scores(header)
     try:
-        merges = _merges(vocab, scores)
-    except _TooMany:
+        left, right = kept(cache, pieces, scores, partial(merge_pairs, vocab, scores)).T.tolist()
+    except TooMany:
         raise header.fault("tokenizer.ggml.tokens begin with one another more than those of any tokenizer do") from None
+    merges = list(zip(map(pieces.__getitem__, left), map(pieces.__getitem__, right), strict=True))
     id = header.token_id("unknown")
     unknown = pieces[id] if id is not None and id < len(pieces) else next(iter(header.of_type(UNKNOWN)), None)
     bytes_known = all(f"<0x{byte:02X}>" in vocab for byte in range(256))
@@ -53,11 +57,11 @@ def adds_bos(header: Header) -> bool:
 
 def _pieces(header: Header) -> list[str]:
     """The tokens, runs of spaces among the added ones written as pieces write them: those are found by joining."""
-    given = set(header.tokens)
-    pieces = []
-    for token, kind in zip(header.tokens, header.types, strict=True):
-        piece = token.replace(" ", _SPACE) if kind == USER_DEFINED else token
-        pieces.append(token if piece in given else piece)
+    pieces = list(header.tokens)
+    given = set(pieces)
+    for id, kind in enumerate(header.types):
+        if kind == USER_DEFINED and (piece := pieces[id].replace(" ", _SPACE)) not in given:
+            pieces[id] = piece
     return pieces
 
 
@@ -71,33 +75,38 @@ def _scores(header: Header) -> list[float]:
     return [_BEFORE_ALL if kind in added else score for score, kind in zip(scores, header.types, strict=True)]
 
 
-def _merges(vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """All pairs of pieces that make a piece, by its score; of equal ones, those of the longest left part first."""
-    pairs = _pairs(vocab)
-    merges: list[tuple[str, str]] = []
-    by_score = sorted(pairs, key=lambda piece: (-scores[vocab[piece]], vocab[piece]))
-    for _, equals in itertools.groupby(by_score, key=lambda piece: scores[vocab[piece]]):
-        together = [pair for piece in equals for pair in pairs[piece]]
-        merges += sorted(together, key=lambda pair: (-len(pair[0]), -len(pair[1]))) if len(together) > 1 else together
-    return merges
-
-
-class _TooMany(Exception):
+class TooMany(Exception):
     """Pairs: their number grows with the square of the tokens', and their size with its cube."""
 
 
-def _pairs(vocab: Mapping[str, int]) -> dict[str, list[tuple[str, str]]]:
-    """Piece -> the pairs of pieces that make it, where any do."""
-    pairs = {}
+def merge_pairs(vocab: Mapping[str, int], scores: Sequence[float]) -> np.ndarray:
+    """Ids of all pairs of pieces that make a piece, by its score: int32 [merges, 2]. Of equal ones, those of the
+    longest left part first, then of the longest right part, then of the first piece.
+
+    Raises:
+        TooMany: pieces begin with one another without end.
+    """
+    lefts: list[int] = []
+    rights: list[int] = []
+    made: list[int] = []
     left_over = _MOST_BEGINNINGS * (len(vocab) + 64)
-    beginnings: list[str] = []  # pieces that the one looked at starts with, shortest first
+    beginnings: list[tuple[str, int, int]] = []  # pieces that the one looked at starts with: itself, length, id
     for piece in sorted(vocab):
-        while beginnings and not piece.startswith(beginnings[-1]):
+        while beginnings and not piece.startswith(beginnings[-1][0]):
             beginnings.pop()
         left_over -= len(beginnings)
         if left_over < 0:
-            raise _TooMany
-        if made := [(left, right) for left in beginnings if (right := piece[len(left) :]) in vocab]:
-            pairs[piece] = made
-        beginnings.append(piece)
-    return pairs
+            raise TooMany
+        id = vocab[piece]
+        for _, length, left in beginnings:
+            right = vocab.get(piece[length:])
+            if right is not None:
+                lefts.append(left)
+                rights.append(right)
+                made.append(id)
+        beginnings.append((piece, len(piece), id))
+    pairs, whole = np.array([lefts, rights], np.int32), np.array(made, np.int32)
+    lengths = np.zeros(len(scores), np.int32)
+    lengths[list(vocab.values())] = [len(piece) for piece in vocab]
+    left, right = lengths[pairs]
+    return pairs.T[np.lexsort((whole, -right, -left, -np.array(scores)[whole]))]

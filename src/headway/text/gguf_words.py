@@ -9,6 +9,7 @@ GPT-4o. Families share them: OLMo 2 and Phi 4 have dbrx's, Granite 3 refact's, S
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -98,7 +99,7 @@ _PRE = {
 }  # fmt: skip
 
 
-def build(header: Header) -> Tokenizer:
+def build(header: Header, cache: Path | None) -> Tokenizer:
     """Arguments and errors as of `headway.text.gguf.build`."""
     rule = _rule(header)
     vocab = {token: id for id, token in enumerate(header.tokens)}

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,21 +31,22 @@ class Tokenizer:
         special_ids: control tokens by their text, such as "<|im_end|>".
     """
 
-    def __init__(self, source: TokenizerSource, aside: Executor | None = None) -> None:
+    def __init__(self, source: TokenizerSource, aside: Executor | None = None, cache: Path | None = None) -> None:
         """Read tokenizer.json, or build from a GGUF header.
 
         Args:
             aside: threads that do the long part of encoding, which needs no Python; None = the caller's.
+            cache: folder to keep in what takes long to work out, for the next start; None = nowhere.
 
         Raises:
             ModelFileError: the file is missing, damaged, or of an unsupported kind.
         """
         self.source = source
         self._aside = aside
-        in_header = source.kind == "gguf"
-        self._tokenizer, decoder = _built(source) if in_header else _read(source)
-        self.prefix = self._gguf_prefix() if in_header else self._hf_prefix()
-        unused = gguf.unused_ids(source) if in_header else frozenset()
+        self._header = Header(source) if source.kind == "gguf" else None
+        self._tokenizer, decoder = _read(source) if self._header is None else _built(self._header, cache)
+        self.prefix = self._hf_prefix() if self._header is None else self._gguf_prefix(self._header)
+        unused = frozenset() if self._header is None else gguf.unused_ids(self._header)
         self.vocab_size = self._named(source.vocab_size, unused)
         if not self.vocab_size:
             raise ModelFileError(f"{source.path}: the tokenizer names none of the model's {source.vocab_size} tokens")
@@ -66,9 +68,9 @@ class Tokenizer:
             rows -= 1
         return rows
 
-    def _gguf_prefix(self) -> list[int]:
-        bos = self.source.bos_id
-        return [bos] if bos is not None and gguf.adds_bos(self.source) else []
+    def _gguf_prefix(self, header: Header) -> list[int]:
+        bos, stated = self.source.bos_id, self.source.add_bos
+        return [bos] if bos is not None and (gguf.adds_bos(header) if stated is None else stated) else []
 
     def _hf_prefix(self) -> list[int]:
         """What the post-processor of tokenizer.json puts before a text; if that is nothing, bos where
@@ -88,8 +90,8 @@ class Tokenizer:
 
     def _end_ids(self) -> tuple[int, ...]:
         """The source's, the `eos_token` of tokenizer_config.json, and those of a GGUF that their text tells."""
-        if self.source.kind == "gguf":
-            more = gguf.end_ids(self.source)
+        if self._header is not None:
+            more = gguf.end_ids(self._header)
         else:
             text = self.template_tokens().get("eos_token")
             id = None if text is None else self._tokenizer.token_to_id(text)
@@ -160,11 +162,11 @@ class Tokenizer:
     def template_tokens(self) -> dict[str, str]:
         """What a chat template may write by name: bos_token, eos_token, pad_token, unk_token, where there are any."""
         names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
-        find = self._gguf_token if self.source.kind == "gguf" else self._hf_token
+        find = self._hf_token if self._header is None else self._gguf_token
         return {name: text for name, kind in names.items() if (text := find(name, kind)) is not None}
 
     def _gguf_token(self, name: str, kind: str) -> str | None:
-        id = Header(self.source).token_id(kind)
+        id = None if self._header is None else self._header.token_id(kind)
         return None if id is None else self._tokenizer.id_to_token(id)
 
     def _hf_token(self, name: str, kind: str) -> str | None:
@@ -192,9 +194,9 @@ class _Described(msgspec.Struct):
     decoder: dict[str, Any] | None = None
 
 
-def _built(source: TokenizerSource) -> tuple[tokenizers.Tokenizer, dict[str, Any] | None]:
+def _built(header: Header, cache: Path | None) -> tuple[tokenizers.Tokenizer, dict[str, Any] | None]:
     """The tokenizer of a GGUF header, and its decoder described as in a tokenizer.json."""
-    tokenizer = gguf.build(source)
+    tokenizer = gguf.build(header, cache)
     return tokenizer, msgspec.json.decode(tokenizer.decoder.__getstate__())
 
 
