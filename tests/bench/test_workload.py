@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import random
 from pathlib import Path
 
@@ -63,6 +64,9 @@ def test_scaling() -> None:
     row = scaled([TraceRow(10, 1024, 100, (1, 2))], speed=5, lengths=0.25)[0]
     assert (row.at, row.input_tokens, row.output_tokens, row.block_tokens) == (2, 256, 25, 128)
     assert scaled([TraceRow(1, 2, 2)], 1, 0.01)[0].output_tokens == 1
+    for speed, lengths in ((1e308, 1), (1e-308, 1), (1, 1e308), (math.nan, 1)):
+        with pytest.raises(BadInput, match="--speed" if lengths == 1 else "--length-scale"):
+            scaled([TraceRow(1, 2, 2)], speed, lengths)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +77,12 @@ def test_scaling() -> None:
         ("a.csv", AZURE.splitlines()[0], "no request"),
         ("a.jsonl", '{"timestamp": 0}', "line 1"),
         ("a.jsonl", "", "no request"),
-        ("a.txt", "", "neither"),
+        ("a.csv", AZURE + "x" * 200_000 + ",1,1\n", "line 5: field larger than"),
+        (
+            "a.jsonl",
+            '{"timestamp": 1e308, "input_length": 1, "output_length": 1}',
+            "a time of more than 1e\\+09 seconds",
+        ),
     ],
 )
 def test_bad_traces_are_refused(tmp_path: Path, name: str, text: str, problem: str) -> None:
@@ -82,6 +91,14 @@ def test_bad_traces_are_refused(tmp_path: Path, name: str, text: str, problem: s
         read_trace(tmp_path / name)
     with pytest.raises(BadInput, match="cannot read"):
         read_trace(tmp_path / f"no-{name}")
+
+
+def test_what_is_no_trace_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").mkdir()
+    with pytest.raises(BadInput, match="not a regular file"):
+        read_trace(tmp_path / "a.csv")
+    with pytest.raises(BadInput, match="neither"):
+        read_trace(Path("/dev/zero"))
 
 
 @given(st.integers(1, 3000), st.floats(0, 60), st.floats(0.8, 2.0))

@@ -204,3 +204,10 @@ def test_blocks_of_a_record_are_no_longer_than_its_prompt() -> None:
     assert len(of_row(0, TraceRow(0, 5, 1, tuple(range(3)), 1 << 60)).prompt) == 5
     with pytest.raises(BadInput, match="--input-tokens"):
         of_row(0, TraceRow(0, 1 << 60, 1, (1, 2), 1 << 60))
+
+
+def test_a_load_that_is_refused_whole_has_no_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*BASE, "--input-tokens", "3000", "--max-model-len", "1000", "--rate", "1"])
+    assert not ended.value.code
+    assert "no step: every request was refused" in capsys.readouterr().out

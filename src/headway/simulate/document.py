@@ -111,6 +111,8 @@ def _beside(s: Mapping[str, Any]) -> Part:
 
 def _steps(s: Mapping[str, Any]) -> Part:
     steps, kv = s["steps"], s["kv_use"]
+    if not steps["count"]:
+        return Text("no step: every request was refused")
     return Text(
         f"{steps['count']:,} steps of {number(steps['mean_ms'])} ms, {number(steps['tokens_per_step'])} new tokens and "
         f"{number(steps['rows_per_step'])} rows each; busy {steps['busy_share']:.0%} of the time; "

@@ -17,9 +17,11 @@ from pathlib import Path
 
 import msgspec
 
+from headway.core.clock import MAX_SECONDS
 from headway.core.errors import BadInput
 
 MOONCAKE_BLOCK = 512  # tokens per hash id
+MOST_FACTOR = 1e6
 
 
 @dataclass(frozen=True)
@@ -53,16 +55,19 @@ def read_trace(path: Path, limit: int | None = None, seed: int = 0) -> list[Trac
     Raises:
         BadInput: no such file, an unknown format, or a row that is not one; names the line.
     """
+    if path.suffix not in (".csv", ".jsonl"):
+        raise BadInput("--trace", f"{path} is neither .csv (Azure) nor .jsonl (Mooncake)")
     try:
+        if path.exists() and not path.is_file():
+            raise BadInput("--trace", f"{path} is not a regular file")
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("--trace", f"cannot read {path}: {error}") from None
-    if path.suffix == ".csv":
-        rows = _azure(path, lines)
-    elif path.suffix == ".jsonl":
-        rows = _spread_ticks(_mooncake(path, lines), random.Random(seed))
-    else:
-        raise BadInput("--trace", f"{path} is neither .csv (Azure) nor .jsonl (Mooncake)")
+    rows = _azure(path, lines) if path.suffix == ".csv" else _mooncake(path, lines)
+    if any(abs(row.at) > MAX_SECONDS for row in rows):
+        raise BadInput("--trace", f"{path} holds a time of more than {MAX_SECONDS:g} seconds")
+    if path.suffix == ".jsonl":
+        rows = _spread_ticks(rows, random.Random(seed))
     rows.sort(key=lambda row: row.at)
     if not rows:
         raise BadInput("--trace", f"{path} holds no request")
@@ -70,7 +75,15 @@ def read_trace(path: Path, limit: int | None = None, seed: int = 0) -> list[Trac
 
 
 def scaled(rows: list[TraceRow], speed: float, lengths: float) -> list[TraceRow]:
-    """The same traffic `speed` times faster, with all lengths (and blocks) multiplied by `lengths`, at least 1."""
+    """The same traffic `speed` times faster, with all lengths (and blocks) multiplied by `lengths`, at least 1.
+
+    Raises:
+        BadInput: so fast, slow, long or short that nothing is left of it.
+    """
+    for option, factor in (("--speed", speed), ("--length-scale", lengths)):
+        if not 1 / MOST_FACTOR <= factor <= MOST_FACTOR:
+            problem = f"{factor:g} is not a number above 0, from {1 / MOST_FACTOR:g} to {MOST_FACTOR:g}"
+            raise BadInput(option, problem)
 
     def size(tokens: int) -> int:
         return max(1, round(tokens * lengths))
@@ -84,10 +97,14 @@ def scaled(rows: list[TraceRow], speed: float, lengths: float) -> list[TraceRow]
 def _azure(path: Path, lines: list[str]) -> list[TraceRow]:
     reader = csv.DictReader(lines)
     wanted = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
-    if not wanted <= set(reader.fieldnames or ()):
-        raise BadInput("--trace", f"{path} lacks the columns {', '.join(sorted(wanted))}")
     found = []
-    for number, row in enumerate(reader, 2):
+    try:
+        if not wanted <= set(reader.fieldnames or ()):
+            raise BadInput("--trace", f"{path} lacks the columns {', '.join(sorted(wanted))}")
+        table = list(reader)
+    except csv.Error as error:
+        raise BadInput("--trace", f"{path} line {reader.line_num + 1}: {error}") from None
+    for number, row in enumerate(table, 2):
         try:
             whole, _, fraction = row["TIMESTAMP"].partition(".")
             at = datetime.fromisoformat(whole).timestamp() + float(f"0.{fraction or 0}")
