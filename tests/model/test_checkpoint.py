@@ -210,7 +210,7 @@ def test_the_smallest_gguf_is_accepted(tmp_path: Path) -> None:
         ({"llama.block_count": ...}, "block_count: is missing"),
         ({"llama.block_count": 2}, "tensors 'blk.1.attn_k.weight'"),
         ({"llama.block_count": 2**31}, "2147483648 layers but only 11 tensors"),
-        ({"llama.expert_count": 8}, "expert_count: mixtures of experts"),
+        ({"llama.expert_count": 8}, "expert_count: 8 experts but no ffn_down_exps tensor"),
         ({"llama.attention.sliding_window": 8}, "attention.sliding_window: this setting is not known"),
         ({"llama.rope.scaling.type": "longer"}, "rope.scaling.type: 'longer'"),
         ({"llama.rope.dimension_count": 2}, "rope.dimension_count: 2 differs from the head size 4"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -40,15 +41,24 @@ def test_blocks_are_back_within_one_step_of_a_cancel(turns: int, n: int) -> None
     assert loop.idle
 
 
+def send_first(channel: Channel, command: Submit) -> None:
+    """As soon as the other end is connected."""
+    while True:
+        try:
+            return channel.send(command)
+        except EngineDead:
+            time.sleep(0.01)
+
+
 def test_a_host_answers_refuses_cancels_and_stops(tmp_path: Path) -> None:
     api, inner = Channel(tmp_path, api=True), Channel(tmp_path, api=False)
     tray = EventTray()
     loop = engine(tray.fold, max_rows=4)
     ready = Ready("scripted", 4096, 260, 4)
     host = Host(inner, Loaded(ready, loop, tray, lambda: cache_status(loop.scheduler.cache), loop.close))
-    thread = threading.Thread(target=host.run)
+    thread = threading.Thread(target=host.run, daemon=True)
     thread.start()
-    api.send(submit("long", "count" + "x" * 9999))
+    send_first(api, submit("long", "count" + "x" * 9999))
     refusal = api.receive()
     assert isinstance(refusal, Turn) and isinstance(refusal.outputs[0], Refusal)
     assert refusal.outputs[0].code == "context_length_exceeded"

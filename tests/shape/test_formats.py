@@ -34,7 +34,7 @@ def test_scales_are_the_difference_between_stored_and_nominal() -> None:
 
 
 def test_our_kernels_multiply_blocks_in_integers() -> None:
-    assert [FORMATS[name].multiplied_on_cpu for name in READABLE] == ["fp32", "bf16", "bf16"] + ["int8"] * 12
+    assert [FORMATS[name].multiplied_on_cpu for name in READABLE] == ["fp32", "bf16", "bf16"] + ["int8"] * 13
 
 
 def test_what_is_no_precision_is_refused_by_name() -> None:

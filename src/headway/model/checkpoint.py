@@ -89,7 +89,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     file = gguf_in(path) if path.is_dir() and not holds_safetensors(path) else path
     if file is None or file.is_dir():
-        if not (path / "config.json").exists():
+        if not os.path.lexists(path / "config.json"):
             raise ModelFileError(f"{path}: the folder holds neither a config.json nor a .gguf file, so it is no model")
         whole = Fields(read_json(path / "config.json"), str(path / "config.json"), ModelFileError.of)
         config, tensors = language_model(whole), unpacked(whole, read_folder(path))

@@ -65,6 +65,9 @@ def blocks(out: int, inputs: int, format: str, seed: int = 0, spread: tuple[int,
     rng = np.random.default_rng(seed)
     numbers, size = FORMATS[format].numbers, FORMATS[format].bytes
     data = rng.integers(0, 256, (out * inputs // numbers, size), dtype=np.uint8)
+    if format == "mxfp4":  # a power of two in one byte
+        data[:, 0] = 127 + rng.integers(*spread, len(data))
+        return Weight("blocks", (out, inputs), format, data.reshape(-1))
     for byte in FACTORS.get(format, (0,)):
         factor = (rng.standard_normal(len(data)) * 2.0 ** rng.integers(*spread, len(data))).astype(np.float16)
         data[:, byte : byte + 2] = factor.view(np.uint8).reshape(-1, 2)
