@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import platform
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,6 +188,7 @@ def test_settings_that_are_not_carried_out_are_refused(
         read_adapter(write_peft(tmp_path / "a", random_pairs(base[1]), **settings))
 
 
+KERNEL = [int(number) for number in re.findall(r"\d+", platform.release())[:2]]
 HEAD = "base_model.model.lm_head.lora_A.weight"
 Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
 
@@ -213,6 +217,16 @@ def test_tensors_that_do_not_fit_are_refused(
     _, adaptable = bench(folder)
     with pytest.raises(ModelFileError, match=fault):
         put(adaptable, 1, path)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mapped pages are looked at beforehand on Linux")
+@pytest.mark.skipif(KERNEL < [5, 14], reason="Linux says so since 5.14")
+def test_a_file_that_is_cut_short_meanwhile_ends_nobody(base: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
+    path = write_peft(tmp_path / "a", random_pairs(base[1]))
+    file = read_adapter(path)
+    os.truncate(path / "adapter_model.safetensors", 4096)
+    with pytest.raises(ModelFileError, match=r"adapter_model\.safetensors: cannot be read"):
+        _ = file.digest
 
 
 def test_what_is_no_adapter_is_refused(base: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:

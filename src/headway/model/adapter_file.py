@@ -79,10 +79,16 @@ class AdapterFile:
 
     @cached_property
     def digest(self) -> str:
-        """The same for adapters that add the same numbers, in hex; reads all of them."""
+        """The same for adapters that add the same numbers, in hex; reads all of them.
+
+        Raises:
+            ModelFileError: the file was cut short since its header was read.
+        """
         digest = hashlib.blake2b(digest_size=16)
         for name, pair in sorted(self.pairs.items()):
             for weight in (pair.down, pair.up):
+                for origin in weight.origins:
+                    origin.fetch()  # of a file that is being replaced: an error instead of a signal that ends a server
                 digest.update(f"{name} {weight.format} {weight.shape} {pair.scale!r}\n".encode())
                 digest.update(weight.data.reshape(-1).data)
         return digest.hexdigest()
