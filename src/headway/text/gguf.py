@@ -43,10 +43,9 @@ def adds_bos(header: Header) -> bool:
 
 def unused_ids(header: Header) -> frozenset[int]:
     """Ids that pad the vocabulary and stand for no text."""
-    return frozenset(id for id, kind in enumerate(header.types) if kind == UNUSED)
+    return frozenset(id for id, _, kind in header.marked if kind == UNUSED)
 
 
 def end_ids(header: Header) -> tuple[int, ...]:
     """Ids that end a generation, known by their text."""
-    control = {token for token in header.of_type(CONTROL) if token in _ENDS}
-    return tuple(id for id, token in enumerate(header.tokens) if token in control)
+    return tuple(id for id, token, kind in header.marked if kind == CONTROL and token in _ENDS)

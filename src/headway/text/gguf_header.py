@@ -37,9 +37,15 @@ class Header:
             raise self.fault(f"tokenizer.ggml.token_type has {len(types)} entries for {len(self.tokens)} tokens")
         return types
 
+    @cached_property
+    def marked(self) -> list[tuple[int, str, int]]:
+        """(id, text, type) of tokens that are not normal: a few of hundreds of thousands."""
+        typed = enumerate(zip(self.tokens, self.types, strict=True))
+        return [(id, token, kind) for id, (token, kind) in typed if kind != NORMAL]
+
     def of_type(self, *kinds: int) -> list[str]:
-        """The tokens of some types."""
-        return [token for token, kind in zip(self.tokens, self.types, strict=True) if kind in kinds]
+        """The tokens of some types, none of them normal."""
+        return [token for _, token, kind in self.marked if kind in kinds]
 
     def add_to(self, tokenizer: Tokenizer, special: Iterable[str], known: Iterable[str]) -> None:
         """Have a tokenizer find control tokens, and words that are never split, in a text before anything else."""

@@ -45,7 +45,7 @@ def build(header: Header, cache: Path | None) -> Tokenizer:
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if prefix else spaces
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
-    known = [piece for piece, kind in zip(pieces, header.types, strict=True) if kind == USER_DEFINED]
+    known = [pieces[id] for id, _, kind in header.marked if kind == USER_DEFINED]
     header.add_to(tokenizer, header.of_type(CONTROL, UNKNOWN), known)
     return tokenizer
 
@@ -59,8 +59,8 @@ def _pieces(header: Header) -> list[str]:
     """The tokens, runs of spaces among the added ones written as pieces write them: those are found by joining."""
     pieces = list(header.tokens)
     given = set(pieces)
-    for id, kind in enumerate(header.types):
-        if kind == USER_DEFINED and (piece := pieces[id].replace(" ", _SPACE)) not in given:
+    for id, token, kind in header.marked:
+        if kind == USER_DEFINED and (piece := token.replace(" ", _SPACE)) not in given:
             pieces[id] = piece
     return pieces
 
@@ -71,8 +71,11 @@ def _scores(header: Header) -> list[float]:
         raise header.fault(f"tokenizer.ggml.scores has {len(scores)} entries for {len(header.tokens)} tokens")
     if set(map(type, scores)) - {float} or not all(map(math.isfinite, scores)):
         raise header.fault("tokenizer.ggml.scores is not a list of numbers")
-    added = (CONTROL, USER_DEFINED, UNKNOWN, BYTE)
-    return [_BEFORE_ALL if kind in added else score for score, kind in zip(scores, header.types, strict=True)]
+    scores = list(scores)
+    for id, _, kind in header.marked:
+        if kind in (CONTROL, USER_DEFINED, UNKNOWN, BYTE):
+            scores[id] = _BEFORE_ALL
+    return scores
 
 
 class TooMany(Exception):
