@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from headway.core.errors import ModelFileError
 from headway.engine.ipc import Ready, Status
 from headway.engine.process import EventTray, Loaded, cache_status, serve
+from headway.scheduling.policies.priority import PRIORITY
 from tests.serve.scripted import VOCAB, engine
 
 
@@ -25,6 +26,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
     broken: str = ""
     hang_seconds: float = 600.0
     max_wait: float | None = None
+    policy: str = "chunked"
 
 
 def start(line: bytes) -> Loaded:
@@ -39,9 +41,11 @@ def start(line: bytes) -> Loaded:
         context=options.context,
         seconds=options.seconds,
         max_wait=options.max_wait,
+        policy=options.policy,
     )
     scheduler = loop.scheduler
-    ready = Ready("scripted", scheduler.limits.max_model_len, VOCAB, options.max_rows)
+    classes = options.policy == PRIORITY.name
+    ready = Ready("scripted", scheduler.limits.max_model_len, VOCAB, options.max_rows, priorities=classes)
 
     def status() -> Status:
         return msgspec.structs.replace(cache_status(scheduler.cache), wait=scheduler.predicted_wait())

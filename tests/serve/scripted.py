@@ -18,6 +18,7 @@ from headway.core.events import EventLog
 from headway.core.request import SamplingParams
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult, TokenLogprobs
 from headway.engine.loop import EngineLoop
+from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
 from headway.text.chat import Ending
 
@@ -152,6 +153,7 @@ def engine(
     context: int = CONTEXT,
     seconds: float = 0.0,
     max_wait: float | None = None,
+    policy: str = "chunked",
 ) -> EngineLoop:
     """The real loop and scheduler over a scripted executor."""
     limits = Capabilities(
@@ -163,7 +165,7 @@ def engine(
         max_model_len=context,
     )
     return EngineLoop(
-        Scheduler(limits, key=b"k" * 32, log=EventLog(*subscribers), max_wait=max_wait),
+        Scheduler(limits, key=b"k" * 32, policy=policy_named(policy), log=EventLog(*subscribers), max_wait=max_wait),
         ScriptedExecutor(limits, seconds),
         WallClock(time.perf_counter_ns),
         VOCAB,

@@ -229,6 +229,20 @@ def test_what_waits_too_long_is_told_so(start: Start) -> None:
     server.wait_idle()
 
 
+def test_a_better_class_is_served_first_where_the_policy_has_classes(start: Start) -> None:
+    server = start(engine={"seconds": 0.05, "max_rows": 1, "policy": "priority"})
+    worse = Background(server, {"prompt": "count", "max_tokens": 40, "priority": 5})
+    begin = time.monotonic()
+    assert server.post(TEXT, {"prompt": "say:ok", "priority": -5}).status_code == 200
+    better = time.monotonic() - begin
+    assert worse.end().status_code == 200 and time.monotonic() - begin > better
+    plain = start()
+    refused = plain.post(TEXT, {"prompt": "say:ok", "priority": 1})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "priority"
+    assert "needs a server with --policy priority" in refused.json()["error"]["message"]
+    assert plain.post(TEXT, {"prompt": "say:ok", "priority": 0}).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_may_have_a_deadline(start: Start, stream: bool) -> None:
     server = start(engine={"seconds": 0.05})

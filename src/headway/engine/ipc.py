@@ -67,6 +67,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
         shape: of the model, with the bytes that the backend holds; None = not known.
         notes: lines worth printing (the memory plan, what predicts step times).
         adapters: path of each LoRA adapter that requests may name.
+        priorities: whether its policy has classes of requests, so that they may name theirs.
     """
 
     model: str
@@ -79,6 +80,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     notes: tuple[str, ...] = ()
     status: Status = Status()
     adapters: dict[str, str] = {}
+    priorities: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -30,6 +30,7 @@ from headway.engine.event_file import ServerEventWriter
 from headway.engine.ipc import Adapters, Channel, Command, Failed, Ready, Status, Stop, Turn
 from headway.engine.messages import Cancel, Delta, LoadAdapter, Refusal, Submit, UnloadAdapter
 from headway.engine.options import EngineOptions
+from headway.scheduling.policies.priority import PRIORITY
 
 STDIN = 0
 MOST_COMMANDS, MOST_TOKENS = 256, 1 << 17  # read between two steps: prompts are hashed, which streams wait for
@@ -275,6 +276,7 @@ def start_engine(line: bytes) -> Loaded:
         notes=tuple(f"{label}: {amount}" for label, amount in engine.lines()),
         status=status(),
         adapters=engine.loop.adapter_paths(),
+        priorities=options.policy == PRIORITY.name,
     )
     return Loaded(ready, engine.loop, tray, status, engine.close, rotate, options.hang_seconds)
 

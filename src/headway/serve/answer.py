@@ -55,6 +55,7 @@ class Query:
         max_tokens: most tokens to generate; None = what the context holds, 0 = none, for the sake of an echo.
         max_context: most tokens of prompt and output together, if that is less than the model's context.
         adapter: the LoRA adapter that answers; "" = the model itself.
+        priority: its class; a lower one goes first.
         stream: answer piece by piece.
         echo: the answer begins with the prompt.
         field, limit_field: what the API calls messages or prompts, and `max_tokens`, for errors.
@@ -69,6 +70,7 @@ class Query:
     max_tokens: int | None = None
     max_context: int | None = None
     adapter: str = ""
+    priority: int = 0
     stream: bool = False
     echo: bool = False
     field: str
@@ -185,6 +187,7 @@ class Answer:
                 deadline=deadline,
                 tenant=tenant,
                 adapter=query.adapter,
+                priority=query.priority,
             )
             for number, (prompt, room) in enumerate(prompts)
         ]

@@ -51,7 +51,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "bad_words": ([],),
     "logits_processors": ([],),
-    "priority": (0,),
     "chat_template_kwargs": ({},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -103,6 +102,7 @@ class Sampling(_Known, forbid_unknown_fields=True, kw_only=True):
     repetition_penalty: float | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    priority: int | None = None
 
     @property
     def streams(self) -> bool:

@@ -57,7 +57,12 @@ def _common(body: Sampling, host: Host) -> dict[str, Any]:
     body.check()
     adapter = host.check_model(body.model)
     params = sampling_params(body, host.reader.text.vocab_size, host.reader.default_params)
-    return {"adapter": adapter, "params": params, "max_tokens": body.limit(), "stream": body.streams}
+    priority = body.priority or 0
+    if priority and not (host.ready and host.ready.priorities):
+        raise BadInput("priority", f"{priority} needs a server with --policy priority; accepted here: 0")
+    return {
+        "adapter": adapter, "params": params, "max_tokens": body.limit(), "stream": body.streams, "priority": priority
+    }  # fmt: skip
 
 
 def tokenize(body: TokenizeRequest, host: Host) -> dict[str, Any]:
