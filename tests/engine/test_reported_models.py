@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from headway import LLM, SamplingParams
 from headway.core.errors import BadInput, ModelFileError
 from headway.model.load import describe
+from headway.model.source import DEFAULT_MODEL, resolve
 from headway.ops import native
 from headway.serve.answer import Prompt, Query
 from headway.serve.dialects.openai.completion_logprobs import CompletionLogprobs, joined
@@ -278,3 +279,11 @@ def test_t2_006_a_prompt_that_begins_with_the_start_tokens_text_gets_no_second_o
     one, two = tokenizer.encode("Hello"), tokenizer.encode("<|endoftext|>Hello")
     assert (one[0] == 0) == add_bos and two == [0, *tokenizer.encode("Hello", add_special=False)]
     assert tokenizer.encode("<|endoftext|>", allow_special=False).count(0) == add_bos
+
+
+def test_the_built_in_model_is_sampled_as_its_card_says_whatever_it_was_called_by() -> None:
+    path = resolve(DEFAULT_MODEL)
+    for model in (None, "demo", path):
+        with LLM(model, max_model_len=64, max_rows=1, kv_cache_gib=0.05) as llm:
+            assert (llm.params().temperature, llm.params().top_p) == (0.2, 0.9)
+            assert ("sampling", "temperature 0.2, top_p 0.9, as its model card says") in llm.engine.lines()

@@ -28,7 +28,7 @@ from headway.executor.adapters import AdapterTable
 from headway.executor.model import ModelExecutor
 from headway.model.adapters import AdapterLimits
 from headway.model.load import Model, ModelInfo, open_model
-from headway.model.source import DEFAULT_MODEL, DEFAULT_SAMPLING, Progress, cache_folder, merges_folder
+from headway.model.source import DEFAULT_MODEL, DEFAULT_SAMPLING, Progress, cache_folder, is_default, merges_folder
 from headway.ops.protocol import Backend, CacheLayout
 from headway.ops.registry import Setup, backends, find_backend
 from headway.roofline.memory import PROCESS, MemoryPlan, cut_pools, logit_bytes
@@ -154,7 +154,7 @@ def stated_sampling(options: EngineOptions, info: ModelInfo) -> Mapping[str, Any
     """The sampling fields that the model's makers have defaults for, where those are to count."""
     if options.generation_config == "none":
         return {}
-    return DEFAULT_SAMPLING if options.model is None else info.sampling.values
+    return DEFAULT_SAMPLING if is_default(info.path) else info.sampling.values
 
 
 def default_params(options: EngineOptions, info: ModelInfo) -> SamplingParams:

@@ -17,7 +17,7 @@ from headway.engine.references import load_shape
 from headway.model.hub import HubSource, cached, hub_cache
 from headway.model.load import FAMILIES
 from headway.model.quantised import METHODS
-from headway.model.source import DEFAULT_MODEL, cache_folder, named_source, parse_package
+from headway.model.source import DEFAULT_MODEL, cache_folder, is_default, named_source, parse_package
 from headway.ops.protocol import Backend
 from headway.roofline.memory import PROCESS, MemoryPlan, activation_bytes
 from headway.roofline.profile import Profile, device_of
@@ -60,8 +60,8 @@ def known_models() -> list[KnownModel]:
     try:
         here = {source: (name, shape) for name, source, shape in _local()}
         models = [_known(name, source, True, shape, profile, backend, free) for source, (name, shape) in here.items()]
-        demo = parse_package(DEFAULT_MODEL)
-        if not any(Path(source).name == Path(demo.file).name for source in here):
+        if not any(is_default(Path(source)) for source in here):
+            demo = parse_package(DEFAULT_MODEL)
             shape = find_model(DEMO_SHAPE)
             models.append(_known("demo", f"{demo.name}=={demo.version}", False, shape, profile, backend, free))
         for name, ids in catalogue_ids().items():
@@ -74,10 +74,9 @@ def known_models() -> list[KnownModel]:
 
 def _local() -> Iterator[tuple[str, str, ModelShape]]:
     """(name, source, shape) of models in the caches."""
-    demo = Path(parse_package(DEFAULT_MODEL).file).name
     for path in sorted((cache_folder() / "packages").rglob("*.gguf")):
         if (shape := _shape(path)) is not None:
-            yield ("demo" if path.name == demo else str(path)), str(path), shape
+            yield ("demo" if is_default(path) else str(path)), str(path), shape
     for folder in sorted(hub_cache().glob("models--*--*")):
         repo = folder.name.removeprefix("models--").replace("--", "/", 1)
         for revision in sorted((folder / "refs").iterdir()) if (folder / "refs").is_dir() else ():

@@ -89,6 +89,11 @@ def named_source(name: str) -> str | None:
     return None if ids is None else next((id for id in ids if _INSTRUCTED.search(id)), ids[0])
 
 
+def is_default(path: Path) -> bool:
+    """Whether a file is the built-in model, wherever it lies and whatever it was called by: told by its name."""
+    return path.name == PurePosixPath(parse_package(DEFAULT_MODEL).file).name
+
+
 def parse_package(text: str) -> PackageSource:
     """Read `package:NAME==VERSION#FILE[&sha256=HEX]`.
 
