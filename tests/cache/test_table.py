@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import pytest
@@ -14,7 +15,7 @@ BLOCK = 4
 PROMPT = list(range(100, 118))  # 18 tokens: four full blocks and two more
 
 
-def cache_of(*groups: tuple[int, int | None], **options: object) -> KVCache:
+def cache_of(*groups: tuple[int, int | None], in_flight: int = 1, **options: object) -> KVCache:
     """Groups as (blocks, window)."""
     limits = Capabilities(
         block_size=BLOCK,
@@ -23,6 +24,7 @@ def cache_of(*groups: tuple[int, int | None], **options: object) -> KVCache:
         max_rows=4,
         max_tokens_per_step=16,
         max_model_len=1000,
+        max_in_flight=in_flight,
     )
     return KVCache(limits, key=b"secret", verify=True, **options)  # type: ignore[arg-type]
 
@@ -157,15 +159,18 @@ class TestWindow:
     @pytest.mark.parametrize("window", [1, 3, 4, 5, 6, 16, 100])
     @pytest.mark.parametrize("step", [1, 5, 16])
     @pytest.mark.parametrize("first", [1, 2, 3, 4])
-    def test_holding_bounds_what_a_row_ever_holds(self, window: int, step: int, first: int) -> None:
-        cache = cache_of((40, window))
+    @pytest.mark.parametrize("in_flight", [1, 2])
+    def test_holding_bounds_what_a_row_ever_holds(self, window: int, step: int, first: int, in_flight: int) -> None:
+        cache = cache_of((40, window), in_flight=in_flight)
         table = BlockTable(cache)
-        tokens = list(range(120))
+        tokens, planned = list(range(120)), deque[int]()
         for end in (*range(first, 120, step), 120):
             assert table.grow(end) is not None
             assert table.held(0) <= cache.holding(0, 120)
-            table.seal(tokens, end)
-            table.trim(end, now=0)
+            planned.append(end)
+            if len(planned) == in_flight:
+                table.seal(tokens, planned[0])
+                table.trim(planned.popleft(), now=0)
 
 
 class TestFork:

@@ -66,7 +66,7 @@ class KVCache:
         )
         self.known: dict[bytes, Known] = {}
         self.children: dict[bytes, dict[bytes, None]] = {}  # parent -> names, in order of first appearance
-        self._most_new = limits.max_tokens_per_step
+        self._most_new = limits.max_tokens_per_step * limits.max_in_flight  # planned, and not yet trimmed behind
         self._verify = verify
 
     def is_long(self, tokens: int) -> bool:
