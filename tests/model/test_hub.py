@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
 from headway.core.errors import BadInput, HeadwayError
 from headway.engine.references import load_shape
+from headway.model.hub import bytes_under
 from headway.model.source import FetchError, resolve
 from headway.shape.catalogue import find_model, model_config
 from tests.model.hub import Hub, serving
@@ -144,3 +147,21 @@ def test_the_planner_takes_config_json_alone(hub: Hub, monkeypatch: pytest.Monke
         load_shape("org/name-GGUF")
     resolve("org/name")  # what the planner left is no whole model
     assert "model-00002-of-00002.safetensors" in hub.fetched()
+
+
+def test_what_is_counted_may_vanish_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Downloads are watched while another process makes and removes folders among them."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "gone").write_bytes(b"12345")
+    (tmp_path / "kept").write_bytes(b"123")
+    scan = os.scandir
+
+    def scanning(path: Any = ".") -> Any:
+        if str(path) == str(tmp_path / "sub"):
+            (tmp_path / "sub" / "gone").unlink(missing_ok=True)
+            (tmp_path / "sub").rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scanning)
+    assert bytes_under(tmp_path) == 3
+    assert bytes_under(tmp_path / "none") == 0

@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -247,9 +247,8 @@ def _explained(source: HubSource, endpoint: str, error: Exception) -> HeadwayErr
 def bytes_under(folder: Path) -> int:
     """Of all files in a folder and below, which other processes may write meanwhile; 0 if there is no folder."""
     total = 0
-    for path in folder.rglob("*") if folder.is_dir() else ():
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:
-            continue  # moved meanwhile
+    for parent, _, names in os.walk(folder):  # which passes over folders that vanish
+        for name in names:
+            with suppress(FileNotFoundError):  # moved meanwhile
+                total += os.stat(os.path.join(parent, name)).st_size
     return total
