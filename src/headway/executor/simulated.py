@@ -109,14 +109,24 @@ class SimulatedRanks:
         """Of the step submitted last, all ranks together."""
         return self._segments.shape()
 
-    def submit(self, plans: Sequence[StepPlan]) -> None:
-        """Start a step: a plan per rank, empty where a rank has nothing to do."""
+    def submit(self, plans: Sequence[StepPlan], steps: int = 1) -> int:
+        """Start a step: a plan per rank, empty where a rank has nothing to do; or, while their shape is kept, a run of
+        `steps` steps, the only one in flight, to be taken by `collect_run`. -> when the last one ends."""
         for plan, rows in zip(plans, self._rows, strict=True):
             for id in plan.gone:
                 del rows[id]
             for row in plan.new:
                 rows[row.id] = row
         took = self._segments.price(plans) if any(plan.work for plan in plans) else to_ps(self._host)
+        self._ready = max(self._ready, self._clock.now()) + took
+        self.busy += took
+        if steps > 1:
+            assert not self._flying, "a run is alone in flight"
+            mark = self._segments.mark
+            self._run = [self._ready, *ends_of(self._ready, self._segments.ahead(steps - 1))], mark
+            self._flying.append((self._ready, []))
+            self._set_end(self._run[0][-1])
+            return self._ready
         seconds = Seconds(forward=to_seconds(took) - self._host, host=self._host)
         results = [
             StepResult(
@@ -124,17 +134,8 @@ class SimulatedRanks:
             )
             for plan, rows in zip(plans, self._rows, strict=True)
         ]
-        self.busy += took
-        self._ready = max(self._ready, self._clock.now()) + took
         self._flying.append((self._ready, results))
-
-    def leap(self, steps: int) -> list[int]:
-        """Go on with the one step in flight for `steps` in all, while its plan keeps its shape. -> when each ends."""
-        (ready, results), mark = self._flying[0], self._segments.mark
-        ends = [ready, *ends_of(ready, self._segments.ahead(steps - 1))]
-        self._run = ends, mark
-        self._set_end(ends[-1], results)
-        return ends
+        return self._ready
 
     def cut(self, at: int) -> None:
         """Something arrives at `at`: a run in flight ends with the step that ends then or first thereafter."""
@@ -146,16 +147,16 @@ class SimulatedRanks:
             self._segments.back(mark)
             self._segments.ahead(steps - 1)
             self._run = ends[:steps], mark
-            self._set_end(ends[steps - 1], self._flying[0][1])
+            self._set_end(ends[steps - 1])
 
-    def _set_end(self, end: int, results: list[StepResult]) -> None:
+    def _set_end(self, end: int) -> None:
         self.busy += end - self._ready
         self._ready = end
-        self._flying[0] = (end, results)
+        self._flying[0] = (end, [])
 
     def collect_run(self) -> list[int]:
         """When each step of the run in flight ended; the last one has."""
-        assert self._run is not None, "a run follows a leap"
+        assert self._run is not None, "a run is submitted as one"
         (ends, _), self._run = self._run, None
         self._flying.popleft()
         self._clock.advance_to(ends[-1])

@@ -19,35 +19,44 @@ from headway.scheduling.state import Emission, State
 MOST_STEPS = 1 << 20
 
 
-def horizon(state: State, flight: Flight, blocked: str) -> int:
-    """For how many steps, the one in flight included, plans keep their shape: the same rows, one new token each.
+def horizon(state: State, flight: Flight, blocked: str, most: int = MOST_STEPS) -> int:
+    """For how many steps, the one in flight included and `most` in all, plans keep their shape: the same rows, one new
+    token each.
 
     1 (nothing is promised) if any row computes more than one token or is new (others may wait for another reason in the
     next step), or a waiting request might come in by itself: for blocks that fall
     behind a window, or that it turns out to share.
     """
-    settled = not state.cache.reuse and not state.cache.windowed  # blocks come back with the end of a row only
-    waits = ("", NO_ROWS, BY_POLICY, NO_BLOCKS) if settled else ("", NO_ROWS, BY_POLICY)
+    waits = ("", NO_ROWS, BY_POLICY, NO_BLOCKS) if _settled(state) else ("", NO_ROWS, BY_POLICY)
     steady = flight.rows == state.running and blocked in waits
     steady = steady and not flight.plan.new and not any(row.forks for row in flight.rows)
     if not (steady and flight.rows and all(one.count == 1 and one.sample for one in flight.plan.work)):
         return 1
-    longest = min(row.request.max_len - len(row.request.tokens) for row in flight.rows)
+    longest = min(most, min([row.request.max_len - len(row.request.tokens) for row in flight.rows]))
     if state.limits.long_after is not None:
         short = [len(row.request.tokens) for row in flight.rows if not row.table.long]
         longest = min([longest, *(state.limits.long_after + 1 - tokens for tokens in short)])
-    return _within_blocks(state, flight.rows, min(longest, MOST_STEPS))
+    return _within_blocks(state, flight.rows, longest)
+
+
+def _settled(state: State) -> bool:
+    """Blocks come back with the end of a row only, and are only counted."""
+    return not state.cache.reuse and not state.cache.windowed
 
 
 def _within_blocks(state: State, rows: Sequence[Row], steps: int) -> int:
     """The most steps, up to `steps`, for which the blocks available now suffice."""
     size = state.cache.block_size
-    available = min(pool.available for pool in state.cache.pools)
+    available = min([pool.available for pool in state.cache.pools])
+    if len(rows) * (1 + steps // size) <= available:  # whatever they still have room for
+        return steps
     spare = [row.table.capacity - row.request.computed for row in rows]  # steps until the next block
 
     def enough(steps: int) -> bool:
-        return sum(-(-max(0, steps - left) // size) for left in spare) <= available
+        return sum([-(-max(0, steps - left) // size) for left in spare]) <= available
 
+    if enough(steps):
+        return steps
     fits, too_many = 1, steps + 1
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
@@ -69,6 +78,28 @@ def apply_run(
     fresh = [row for row in flight.rows if not row.request.generated]
     for row in flight.rows:
         row.request.tokens.extend(tokens[row.request.id][:-1])
+    if _settled(state):
+        for row, start in zip(flight.rows, starts, strict=True):
+            row.table.grow(start + steps)
+    else:
+        _walk(state, flight, starts, times)
+    if state.log:
+        for row in fresh:
+            waited = times[0] - row.request.arrival
+            state.log.append(FirstToken(now=times[0], id=row.request.id, waited=waited))
+    for row, work in zip(flight.rows, flight.plan.work, strict=True):
+        emitted = tuple(tokens[work.id])
+        _, finish = accept(row.request, emitted[-1:])
+        settle(state, row, finish, times[-1])
+        state.emissions.append(Emission(row.request, emitted, finish))
+    state.land(flight, times[-1])
+    if state.log:
+        state.log.append(_run_done(flight, times, seconds))
+
+
+def _walk(state: State, flight: Flight, starts: Sequence[int], times: Sequence[int]) -> None:
+    """Seal, trim and take blocks at the moments at which single steps do."""
+    steps = len(times)
     due = _boundaries(state, flight.rows, starts, steps)
     for step in sorted(due):
         if step == steps:
@@ -85,18 +116,6 @@ def apply_run(
             flight.rows[index].table.grow(starts[index] + step + 1)
     if steps > 1:
         state.cache.expire(times[-2])
-    if state.log:
-        for row in fresh:
-            waited = times[0] - row.request.arrival
-            state.log.append(FirstToken(now=times[0], id=row.request.id, waited=waited))
-    for row, work in zip(flight.rows, flight.plan.work, strict=True):
-        emitted = tuple(tokens[work.id])
-        _, finish = accept(row.request, emitted[-1:])
-        settle(state, row, finish, times[-1])
-        state.emissions.append(Emission(row.request, emitted, finish))
-    state.land(flight, times[-1])
-    if state.log:
-        state.log.append(_run_done(flight, times, seconds))
 
 
 def _boundaries(state: State, rows: Sequence[Row], starts: Sequence[int], steps: int) -> dict[int, list[int]]:

@@ -278,13 +278,14 @@ class Scheduler:
         """The earliest deadline of a live request, ps; a plan at or after it aborts that request."""
         return self.state.next_deadline()
 
-    def horizon(self) -> int:
-        """For how many steps, the one in flight included, plans keep their shape if nothing arrives, is cancelled,
-        passes its deadline, gets drafts, or ends before the last of them. 0 unless exactly one step is in flight."""
+    def horizon(self, most: int = run.MOST_STEPS) -> int:
+        """For how many steps, the one in flight included and `most` in all, plans keep their shape if nothing arrives,
+        is cancelled, passes its deadline, gets drafts, or ends before the last of them. 0 unless exactly one step is in
+        flight."""
         flights = self.state.flights
         if len(flights) != 1:
             return 0
-        return run.horizon(self.state, flights[0], self.blocked) if self.policy.timeless else 1
+        return run.horizon(self.state, flights[0], self.blocked, most) if self.policy.timeless else 1
 
     def commit_run(
         self, tokens: Mapping[str, Sequence[int]], times: Sequence[int], seconds: Seconds | None = None
@@ -302,7 +303,7 @@ class Scheduler:
                 was changed, so the steps can still be committed one by one.
         """
         assert self.in_flight == 1, "a run continues the one plan in flight"
-        if not 1 <= len(times) <= self.horizon():
+        if not 1 <= len(times) <= self.horizon(len(times)):
             raise ValueError(f"{len(times)} steps; the plan keeps its shape for {self.horizon()}")
         run.check(self.state, self.state.flights[0], tokens, times)
         flight = self._land(self._steps - 1)
@@ -349,8 +350,10 @@ class Scheduler:
         self._check_queue(request, len(choices))
 
     def _check_queue(self, request: Request, choices: int) -> None:
-        wait = self.predicted_wait()
         problem = self._bound.full(self.waiting, self.state.waiting_tokens, choices, choices * request.prompt_len)
+        if not problem and self._max_wait is None:
+            return
+        wait = self.predicted_wait()
         if not problem and self._max_wait is not None and wait > self._max_wait:
             problem = f"it would wait {wait:.0f} s, and may wait {self._max_wait:g}"
         if not problem:

@@ -131,26 +131,23 @@ class Replica:
                 emissions += scheduler.take_emissions()
             if all(plan.empty for plan in plans):
                 break
-            self.executor.submit(plans)
+            self._submit(plans)
             observer.planned(self, plans, now)
-            if self._leaps:
-                self._leap(plans[0])
         return emissions, times
 
-    def _leap(self, plan: StepPlan) -> None:
-        """Go on with a plan for as long as it keeps its shape: to the first end of an answer or deadline, or until
-        something arrives."""
-        scheduler = self.schedulers[0]
-        steps = scheduler.horizon()
+    def _submit(self, plans: Sequence[StepPlan]) -> None:
+        """Start a step, and go on with its plan for as long as it keeps its shape: to the first end of an answer or
+        deadline, or until something arrives."""
+        scheduler, plan = self.schedulers[0], plans[0]
+        steps = 1
+        if self._leaps and scheduler.horizon(2) > 1:
+            steps = scheduler.horizon(min([self._answers.left(work.id, work.start + 1) for work in plan.work]))
+        end = self.executor.submit(plans, steps)
         if steps > 1:
-            steps = min(steps, min([self._answers.left(work.id, work.start + 1) for work in plan.work]))
-        if steps <= 1:
-            return
-        ends = self.executor.leap(steps)
-        self._run = plan
-        deadline = scheduler.next_deadline
-        if deadline is not None and deadline <= ends[-1]:
-            self.executor.cut(deadline)
+            self._run = plan
+            deadline = scheduler.next_deadline
+            if deadline is not None and deadline <= end:
+                self.executor.cut(deadline)
 
     def _land(self, plan: StepPlan, observer: Observer) -> tuple[list[Emission], Sequence[int]]:
         """A run has ended."""
