@@ -50,6 +50,7 @@ class Load:
         self._held: dict[int, Completion] = {}
         self.ttft: list[float] = []  # of short prompts, s
         self.gaps: list[float] = []  # of streams, s
+        self.begun = 0  # streams that had a token
         self.long_seconds: list[float] = []
         self.refused = 0  # short prompts, by a full queue
 
@@ -81,10 +82,12 @@ class Load:
     def stream(self) -> int:
         last = None
 
-        def heard(delta: Delta) -> None:
+        def heard(_: Delta) -> None:
             nonlocal last
             now = time.perf_counter()
-            if last is not None:
+            if last is None:
+                self.begun += 1
+            else:
                 self.gaps.append(now - last)
             last = now
 
@@ -108,11 +111,15 @@ class Load:
 
     def run(self, seconds: float, *, streams: int, longs: int, rate: float, until_long: bool = False) -> None:
         """For so long, or until the first long prompt is done: keep `streams` and `longs` going, short prompts at
-        `rate` per second."""
-        begin = time.perf_counter()
+        `rate` per second. The time begins, and the others come, when all streams have begun."""
         wanted = {self.stream: streams, self.long_prompt: longs}
         live: dict[Any, set[int]] = {start: set() for start in wanted}
         sent = 0
+        for _ in range(streams):
+            live[self.stream].add(self.stream())
+        while self.begun < streams:
+            self._llm.turn()
+        begin = time.perf_counter()
         while (now := time.perf_counter() - begin) < seconds and not (until_long and self.long_seconds):
             for start, count in wanted.items():
                 live[start] = {number for number in live[start] if not self._held[number].done}

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from random import Random
 
 import pytest
 
 from headway.core.clock import VirtualClock, to_ps, to_seconds
 from headway.core.events import Admitted, AnyEvent, EventLog, FirstToken, Queued, StepDone
 from headway.core.request import Request, SamplingParams
-from headway.core.step import Capabilities
+from headway.core.step import Capabilities, StepShape
 from headway.executor.simulated import FixedCosts, HashedTokens, SimulatedExecutor
-from headway.scheduling.budget import Budget
+from headway.scheduling.budget import Budget, StepTimeModel
 from headway.scheduling.invariants import check, check_plan
 from headway.scheduling.scheduler import Scheduler
 
@@ -31,6 +32,8 @@ class Machine:
     blocks: int = 1000
     budget: Budget = field(default_factory=lambda: Budget(tokens=512, milliseconds=STEP * 1e3))
     in_flight: int = 1
+    truth: StepTimeModel = COSTS  # of its steps; what the scheduler believes is COSTS
+    host: float = 0.0  # seconds between steps
 
     def __post_init__(self) -> None:
         limits = Capabilities(
@@ -42,7 +45,7 @@ class Machine:
         self.scheduler = Scheduler(
             limits, key=b"k", budget=self.budget, model=COSTS, log=EventLog(self.events.append), verify=True
         )
-        self.executor = SimulatedExecutor(limits, self.clock, COSTS, HashedTokens(1, 1000))
+        self.executor = SimulatedExecutor(limits, self.clock, self.truth, HashedTokens(1, 1000), self.host)
         self.tokens: dict[str, list[float]] = {}  # when they came
         self.ends: dict[str, float] = {}
 
@@ -86,6 +89,30 @@ class Machine:
     def longest_gap(self, id: str) -> float:
         times = self.tokens[id]
         return max(later - earlier for earlier, later in pairwise(times))
+
+
+class Noisy:
+    """Steps take `wrong` times what they should, and a lognormal factor more or less; one in two hundred twice that."""
+
+    def __init__(self, wrong: float, sigma: float = 0.08) -> None:
+        self.wrong, self._sigma, self._random = wrong, sigma, Random(0)
+
+    def predict(self, shape: StepShape) -> float:
+        rare = 2.0 if self._random.random() < 0.005 else 1.0
+        return COSTS.predict(shape) * self.wrong * self._random.lognormvariate(0.0, self._sigma) * rare
+
+
+@pytest.mark.parametrize("host", [0.0, 0.01])
+@pytest.mark.parametrize("wrong", [0.7, 1.0, 1.3])
+def test_the_step_budget_holds_though_the_model_is_wrong_and_steps_vary(wrong: float, host: float) -> None:
+    """Streams' gaps, the host's part of them included: p99 within 1.25 times the budget, and not for want of work."""
+    machine = Machine(truth=Noisy(wrong), host=host)
+    streams = [machine.ask(f"stream{number}", 100, 4000) for number in range(4)]
+    machine.play([*streams, *(machine.ask(f"long{number}", 5500, at=0.5) for number in range(40))], until=90)
+    gaps = sorted(b - a for stream in streams for a, b in pairwise(machine.tokens[stream.id][64:]))
+    assert len(gaps) > 2000
+    assert gaps[int(0.99 * len(gaps))] <= 1.25 * STEP
+    assert gaps[len(gaps) // 2] >= 0.75 * STEP
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])

@@ -9,6 +9,7 @@ started it is gone.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import math
 import os
 import shutil
@@ -249,6 +250,8 @@ def start_engine(line: bytes) -> Loaded:
 
     engine = build_engine(options, subscribers=(tray.fold,), make_writer=make_writer)
     settle(engine.loop.executor, engine.pacing)
+    gc.collect()
+    gc.freeze()  # or a collection walks through all of the tokenizer in the middle of a step: a tenth of a second
     scheduler = engine.loop.scheduler
     limits = scheduler.limits
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import insort
+from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -10,31 +12,56 @@ from headway.core.step import StepResult
 from headway.scheduling.flight import Flight
 
 HALF_LIFE = 20.0  # seconds of steps after which a measured one counts half
-LEARNING = 0.1  # weight of the last step's ratio of measured to predicted time
-RATIOS = 0.5, 2.0  # bounds of a ratio: what is beyond says that something else happened
+RATIOS = 0.5, 2.0  # bounds of a step's measured over predicted time: what is beyond says that something else happened
+RECENT, WITHIN = 64, 0.95  # of the last steps, what share is to end in time
+
+
+class Slowness:
+    """How much longer steps take than was predicted. It rises within a few steps, and falls when all of the last
+    `RECENT` were faster."""
+
+    def __init__(self) -> None:
+        self._last = deque([1.0] * RECENT)
+        self._sorted = [1.0] * RECENT
+
+    @property
+    def ratio(self) -> float:
+        """What `WITHIN` of the last steps took at most, in times what was predicted: what the model is wrong by, and
+        what single steps vary by."""
+        return self._sorted[round(RECENT * WITHIN) - 1]
+
+    def learn(self, ratio: float) -> None:
+        """A step took `ratio` times what was predicted."""
+        least, most = RATIOS
+        ratio = min(max(ratio, least), most)
+        self._sorted.remove(self._last.popleft())
+        self._last.append(ratio)
+        insort(self._sorted, ratio)
 
 
 class Pace:
-    """Measured speed.
-
-    Attributes:
-        slowness: measured over predicted time of steps that hold chunks.
-    """
+    """Measured speed."""
 
     def __init__(self) -> None:
-        self.slowness = 1.0
+        self._slowness = Slowness()
         self._seconds = 0.0  # of steps before which somebody waited; these three fade
         self._prompt_tokens = 0.0
         self._admitted = 0.0
 
+    @property
+    def slowness(self) -> float:
+        """Measured over predicted time of steps that hold chunks, so that nearly all of them end in time."""
+        return self._slowness.ratio
+
     def count(self, flight: Flight, result: StepResult, since: int, now: int) -> None:
         """Learn from a step that was committed at `now`; the one before at `since`, ps."""
-        predicted, measured = flight.plan.predicted, result.seconds.executor
-        chunks = [work.count for work in flight.plan.work if work.count > 1 or not work.sample]
-        if predicted and measured and chunks:
-            least, most = RATIOS
-            ratio = min(max(measured / predicted, least), most)
-            self.slowness += LEARNING * (ratio - self.slowness)
+        plan, seconds = flight.plan, result.seconds.executor
+        chunks = [work.count for work in plan.work if work.count > 1 or not work.sample]
+        if plan.predicted and seconds and chunks:
+            new = {row.id for row in plan.new}
+            if any(work.count == 1 and work.sample and work.id not in new for work in plan.work):
+                seconds = max(seconds, to_seconds(now - since + flight.idle))  # streams wait for the host as well
+            self._slowness.learn(seconds / plan.predicted)
         if flight.waited:
             self._pass(to_seconds(now - since), sum(chunks), flight.admitted)
 
