@@ -48,7 +48,9 @@ class ByteTokenizer:
         turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
         return f"{turns}<|im_start|>assistant\n"
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], ending: Ending = Ending.NATURAL) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[dict[str, Any]], ending: Ending = Ending.NATURAL, **options: Any
+    ) -> list[int]:
         return self.encode(self.render(messages))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:

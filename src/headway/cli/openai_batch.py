@@ -10,11 +10,13 @@ from typing import Any
 
 import msgspec
 
-from headway.core.errors import HeadwayError
+from headway.core.errors import BadInput, HeadwayError
 from headway.core.request import SamplingParams
 from headway.engine.ipc import Ready
 from headway.engine.llm import LLM
+from headway.engine.messages import Delta
 from headway.engine.results import Completion
+from headway.serve.conversation import template_messages
 from headway.serve.dialects.openai.bodies import ChatRequest, CompletionRequest, sampling_params
 from headway.serve.dialects.openai.format import error_body
 from headway.serve.dialects.openai.messages import conversation
@@ -22,7 +24,7 @@ from headway.serve.dialects.openai.routes import chat, completions
 from headway.serve.encode import json_bytes
 from headway.serve.errors import from_headway
 from headway.serve.model_text import ModelText
-from headway.serve.text import PromptReader, template_messages
+from headway.serve.text import PromptReader
 
 ANY_VOCABULARY = 1 << 31  # ids are checked once the model is there
 KINDS = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
@@ -48,6 +50,8 @@ def read(fields: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
     asked = {PARAMETER_OF.get(name, name) for name, value in body.items() if value is not None} & SAMPLING
     given = {name: value for name, value in msgspec.to_builtins(params).items() if name in asked}
     if isinstance(request, ChatRequest):
+        if request.tools:
+            raise BadInput("tools", "not supported in batches; leave it out")
         return template_messages(conversation(request.messages), knows_developer=False), given, request
     prompts = request.prompts()
     if len(prompts) != 1:
@@ -96,6 +100,7 @@ class Answers:
         (prompt,) = answer.prompts
         prompt.logprobs, prompt.cached = result.prompt_logprobs, result.cached_tokens
         for choice, made in zip(answer.choices, result.choices, strict=True):
-            choice.texts, choice.logprobs, choice.finish = [made.text], made.logprobs, made.finish
+            delta = Delta(answer.id, 0, 0, text=made.text, logprobs=tuple(made.logprobs), finish=made.finish)
+            choice.add(answer.gain(choice, delta))
             answer.completion_tokens += len(made.tokens)
         return b"".join(query.format(answer).whole())

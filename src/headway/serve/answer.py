@@ -11,18 +11,20 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from headway.core.errors import BadInput
 from headway.core.request import Finish, SamplingParams
-from headway.core.step import TokenLogprobs
 from headway.engine.messages import Delta, Refusal, Submit
+from headway.serve.choice import Choice, Gain, Prompt
+from headway.serve.conversation import AUTO, Message, Tool, ToolChoice
 from headway.serve.errors import ApiError
 from headway.text.chat import Ending
+from headway.text.parts import CallBegun, Part, PartParser, Said
 
 ENTRY_BYTES = 64  # of one log-probability in JSON, about
 MAX_ANSWER_BYTES = 64 << 20
@@ -33,16 +35,6 @@ DEADLINE = "deadline exceeded"  # as the scheduler says it
 log = logging.getLogger("headway.serve")
 
 
-@dataclass(frozen=True)
-class Message:
-    """One turn of a conversation; `role` is one of `serve.text.ROLES`."""
-
-    role: str
-    content: str
-    name: str | None = None
-    reasoning: str | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Query:
     """What a request of any API asks for.
@@ -50,6 +42,9 @@ class Query:
     Attributes:
         messages: a conversation to answer; None = `prompts` are to be continued.
         ending: how the conversation ends.
+        tools: what the model may call, and `tool_choice`, whether it does.
+        variables: of the chat template.
+        parser: makes what reads a choice's text as parts; None = all of it is said.
         prompts: texts or token ids; the choices of an answer are numbered prompt by prompt.
         params: how to sample; its `max_tokens` is not looked at.
         max_tokens: most tokens to generate; None = what the context holds, 0 = none, for the sake of an echo.
@@ -65,6 +60,10 @@ class Query:
 
     messages: Sequence[Message] | None = None
     ending: Ending = Ending.NATURAL
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice = AUTO
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    parser: Callable[[], PartParser] | None = None
     prompts: Sequence[str | list[int]] = ()
     params: SamplingParams
     max_tokens: int | None = None
@@ -90,8 +89,8 @@ class Format(Protocol):
     stream_type: bytes
     keep_alive: bytes
 
-    def chunk(self, choice: Choice, delta: Delta) -> bytes:
-        """What a delta adds to the stream; may be empty."""
+    def chunk(self, choice: Choice, gain: Gain) -> bytes:
+        """What a gain adds to the stream; may be empty."""
         ...
 
     def end(self) -> bytes:
@@ -105,46 +104,6 @@ class Format(Protocol):
     def whole(self) -> list[bytes]:
         """The answer that is not streamed, as JSON in pieces."""
         ...
-
-
-@dataclass
-class Prompt:
-    """A prompt, and what became known of it.
-
-    Attributes:
-        tokens: its ids.
-        text: what an echo shows; "" without echo.
-        hidden: the first id is a start token that is not part of `text`.
-        logprobs: one entry per id from the second on, as they come, if asked for.
-        cached: tokens that came from the prefix cache.
-    """
-
-    tokens: tuple[int, ...]
-    text: str = ""
-    hidden: bool = False
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    cached: int = 0
-
-
-@dataclass
-class Choice:
-    """One choice of an answer; the last three attributes are folded only if the answer is not streamed.
-
-    Attributes:
-        index: among all choices of the answer.
-        prompt: what it continues.
-    """
-
-    index: int
-    prompt: Prompt
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish: Finish | None = None
-
-    def add(self, delta: Delta) -> None:
-        self.texts.append(delta.text)
-        self.logprobs += delta.logprobs
-        self.finish = delta.finish
 
 
 class Answer:
@@ -198,6 +157,7 @@ class Answer:
         self._check_size()
         self.admitted: int | None = None
         self.first = self.last = 0
+        self._parsers = {choice.index: query.parser() for choice in self.choices} if query.parser else {}
         self._choices = {
             (submit.id, number): self.choices[index * n + number]
             for index, submit in enumerate(self.submits)
@@ -238,7 +198,7 @@ class Answer:
         """Prompt tokens that came from the prefix cache."""
         return sum(prompt.cached for prompt in self.prompts)
 
-    def take(self, outputs: Sequence[Delta | Refusal]) -> list[tuple[Choice, Delta]]:
+    def take(self, outputs: Sequence[Delta | Refusal]) -> list[tuple[Choice, Gain]]:
         """Count what came, and say which choices gained something.
 
         Raises:
@@ -262,8 +222,24 @@ class Answer:
                 self.first = self.first or output.at
                 self.last = output.at
             if output.tokens or output.text or output.finish is not None:
-                gained.append((choice, output))
+                gained.append((choice, self.gain(choice, output)))
         return gained
+
+    def gain(self, choice: Choice, delta: Delta) -> Gain:
+        """What a delta is to its choice: its text read as parts."""
+        parser, finish = self._parsers.get(choice.index), delta.finish
+        if parser is None:
+            return Gain((Said(delta.text),) if delta.text else (), delta.logprobs, finish)
+        read = [*parser.push(delta.text), *(parser.flush() if finish is not None else ())]
+        parts: list[Part] = []
+        for part in read:
+            if isinstance(part, CallBegun):
+                choice.calls += 1
+                part = CallBegun(part.name, part.id or f"call_{secrets.token_hex(12)}")
+            parts.append(part)
+        if finish is not None and finish.reason == "stop" and choice.calls:
+            finish = Finish("tool_calls", finish.matched)
+        return Gain(parts, delta.logprobs, finish)
 
 
 def failure(finish: Finish) -> ApiError:

@@ -15,9 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from headway.core.errors import HeadwayError
-from headway.engine.messages import Delta
 from headway.serve.admission import retry_after
-from headway.serve.answer import ENTRY_BYTES, Answer, Choice
+from headway.serve.answer import ENTRY_BYTES, Answer
+from headway.serve.choice import Choice, Gain
 from headway.serve.errors import ApiError, from_headway
 from headway.serve.link import EngineLink, Inbox
 from headway.serve.text_pool import TextPool
@@ -79,7 +79,7 @@ class Generation:
         self._inbox.client_gone = True
         self._inbox.wake()
 
-    async def _take(self) -> Sequence[tuple[Choice, Delta]]:
+    async def _take(self) -> Sequence[tuple[Choice, Gain]]:
         outputs = await self._inbox.take()
         if self._inbox.client_gone:
             raise ClientDisconnect
@@ -93,8 +93,8 @@ class Generation:
 
     async def _whole(self, send: Send) -> None:
         while self._inbox.pending or self._inbox.waiting:
-            for choice, delta in await self._take():
-                choice.add(delta)
+            for choice, gain in await self._take():
+                choice.add(gain)
         pieces = await self._built(self._format.whole)
         length = sum(map(len, pieces))
         headers = [(b"content-type", b"application/json"), (b"content-length", str(length).encode())]
@@ -107,7 +107,7 @@ class Generation:
         await self._send(send, last, last=True)
 
     async def _stream(self, send: Send) -> None:
-        gained: Sequence[tuple[Choice, Delta]] = ()
+        gained: Sequence[tuple[Choice, Gain]] = ()
         with suppress(TimeoutError):  # nothing yet: open the stream, and let it be silent
             async with asyncio.timeout(HEAD_SECONDS):
                 gained = await self._take()
@@ -131,11 +131,11 @@ class Generation:
             data = self._format.failed(from_headway(error))
         await self._send(send, data, last=True)
 
-    async def _chunks(self, gained: Sequence[tuple[Choice, Delta]]) -> bytes:
+    async def _chunks(self, gained: Sequence[tuple[Choice, Gain]]) -> bytes:
         chunk = self._format.chunk
         if self._answer.query.echo:  # a long prompt's log-probabilities are much to build
-            return await self._built(lambda: b"".join([chunk(choice, delta) for choice, delta in gained]))
-        return b"".join([chunk(choice, delta) for choice, delta in gained])
+            return await self._built(lambda: b"".join([chunk(choice, gain) for choice, gain in gained]))
+        return b"".join([chunk(choice, gain) for choice, gain in gained])
 
     async def _built(self, build: Callable[[], T]) -> T:
         """What `build` makes of the answer so far, made in a thread where it is large."""

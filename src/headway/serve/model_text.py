@@ -40,10 +40,10 @@ class ModelText:
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special=add_special)
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], ending: Ending) -> list[int]:
+    def encode_chat(self, messages: Sequence[dict[str, Any]], ending: Ending, **options: Any) -> list[int]:
         if self._template is None:
             raise BadInput("messages", f"{self._name} has no chat template; use /v1/completions")
-        return encode_chat(self._template, self._tokenizer, messages, ending)
+        return encode_chat(self._template, self._tokenizer, messages, ending, **options)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return self._tokenizer.decode(ids, skip_special=skip_special)

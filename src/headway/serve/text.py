@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from headway.core.errors import BadInput
 from headway.core.request import SamplingParams
-from headway.serve.answer import Answer, Message, Prompt, Query
+from headway.serve.answer import Answer, Query
+from headway.serve.choice import Prompt
+from headway.serve.conversation import Message, Tool, template_messages, template_tools
 from headway.serve.errors import ApiError
 from headway.text.chat import Ending
 
 MAX_MESSAGES = 4096
-ROLES = ("system", "developer", "user", "assistant")
 
 
 class Text(Protocol):
@@ -24,9 +26,9 @@ class Text(Protocol):
 
     def encode(self, text: str, add_special: bool = True) -> list[int]: ...
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], ending: Ending) -> list[int]:
-        """The conversation as the model reads it. Names of control tokens in messages
-        are plain text.
+    def encode_chat(self, messages: Sequence[dict[str, Any]], ending: Ending, **options: Any) -> list[int]:
+        """The conversation as the model reads it, with `options` of `ChatTemplate.render`. Names of control tokens in
+        messages are plain text.
 
         Raises:
             HeadwayError: there is no template, or it refuses the conversation.
@@ -42,29 +44,6 @@ class Text(Protocol):
     def token_bytes(self, id: int) -> bytes:
         """What one token stands for; of a control token, its name."""
         ...
-
-
-def template_messages(messages: Sequence[Message], knows_developer: bool) -> list[dict[str, Any]]:
-    """Messages as a chat template takes them: role and text.
-
-    The `developer` role becomes `system` where the template does not know it; then all system texts are joined into one
-    first message, because templates accept a system message only there.
-    """
-    plain = [_plain(message) for message in messages]
-    if knows_developer or not any(message["role"] == "developer" for message in plain):
-        return plain
-    system = [message["content"] for message in plain if message["role"] in ("system", "developer")]
-    rest = [message for message in plain if message["role"] not in ("system", "developer")]
-    return [{"role": "system", "content": "\n\n".join(system)}, *rest]
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    plain: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.name is not None:
-        plain["name"] = message.name
-    if message.reasoning is not None:
-        plain["reasoning_content"] = message.reasoning
-    return plain
 
 
 class PromptReader:
@@ -87,8 +66,11 @@ class PromptReader:
         Raises:
             HeadwayError: the request is at fault.
         """
+        if query.tools and query.tool_choice.mode != "none":
+            raise ApiError(400, "tools: not supported by this server; leave it out", param="tools", code="unsupported")
         if query.messages is not None:
-            tokenised, fields = [Prompt(self.chat(query.messages, query.ending))], [query.field]
+            tokens = self.chat(query.messages, query.ending, query.tools, query.variables)
+            tokenised, fields = [Prompt(tokens)], [query.field]
         else:
             many = len(query.prompts) > 1
             fields = [f"{query.field}[{index}]" if many else query.field for index in range(len(query.prompts))]
@@ -96,13 +78,24 @@ class PromptReader:
         rooms = [self._room(len(one.tokens), field, query) for one, field in zip(tokenised, fields, strict=True)]
         return Answer(query, list(zip(tokenised, rooms, strict=True)), model, tenant, arrival, deadline)
 
-    def chat(self, messages: Sequence[Message], ending: Ending) -> tuple[int, ...]:
+    def chat(
+        self,
+        messages: Sequence[Message],
+        ending: Ending = Ending.NATURAL,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> tuple[int, ...]:
         """Ids of a conversation."""
         if not 0 < len(messages) <= MAX_MESSAGES:
             raise BadInput("messages", f"give 1 to {MAX_MESSAGES} messages")
         plain = template_messages(messages, self.text.knows_developer)
-        self._check_length(sum(len(text) for message in plain for text in message.values()), "messages")
-        return tuple(self.text.encode_chat(plain, ending))
+        options: dict[str, Any] = {}
+        if tools:
+            options["tools"] = template_tools(tools)
+        if variables:
+            options["variables"] = dict(variables)
+        self._check_length(sum(map(_characters, (plain, options))), "messages")
+        return tuple(self.text.encode_chat(plain, ending, **options))
 
     def _prompt(self, prompt: str | list[int], field: str, echo: bool) -> Prompt:
         if isinstance(prompt, str):
@@ -167,3 +160,12 @@ class PromptReader:
             )
             raise ApiError(400, problem, param=query.limit_field, code="context_length_exceeded")
         return left if query.max_tokens is None else query.max_tokens
+
+
+def _characters(value: Any) -> int:
+    """Of all texts in plain JSON."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, (list, tuple)) else 0

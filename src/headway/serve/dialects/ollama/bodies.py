@@ -12,9 +12,10 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.core.request import SamplingParams
-from headway.serve import answer
+from headway.serve import conversation
+from headway.serve.conversation import ROLES, ToolCall
 from headway.serve.dialect import known_fields, refuse
-from headway.serve.text import ROLES
+from headway.serve.tools import ToolBody
 
 MAX_TOP_LOGPROBS = 20
 
@@ -22,7 +23,6 @@ MAX_TOP_LOGPROBS = 20
 REFUSED: dict[str, tuple[Any, ...]] = {
     "format": ("",),
     "think": (False,),
-    "tools": ([],),
     "images": ([],),
     "suffix": ("",),
     "template": ("",),
@@ -38,7 +38,7 @@ REFUSED_OPTIONS: dict[str, tuple[Any, ...]] = {
     "repeat_last_n": (-1,),  # the penalty sees the whole context, always
     "embedding_only": (False,),
 }
-REFUSED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {"images": ([],), "tool_calls": ([],)}
+REFUSED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {"images": ([],)}
 # About what is off above, and about loading and speed, which this server decides when it starts.
 IGNORED_OPTIONS = (
     "mirostat_tau", "mirostat_eta", "penalize_newline", "num_keep", "numa", "num_batch", "num_gpu", "main_gpu",
@@ -100,15 +100,30 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
     content: str | None = None
     thinking: str | None = None
     images: Any = None
-    tool_calls: Any = None
+    tool_calls: list[OllamaCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaCall(msgspec.Struct, kw_only=True):
+    """A call of a tool that the assistant made."""
+
+    id: str | None = None
+    function: OllamaCalledFunction
+
+
+class OllamaCalledFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: dict[str, Any] = {}
 
 
 class OllamaChatRequest(_Body, forbid_unknown_fields=True, kw_only=True):
     """POST /api/chat."""
 
     messages: list[OllamaMessage] | None = None
+    tools: list[ToolBody] | None = None
 
-    def conversation(self) -> list[answer.Message]:
+    def conversation(self) -> list[conversation.Message]:
         return [_turn(message, f"messages[{index}]") for index, message in enumerate(self.messages or ())]
 
 
@@ -119,9 +134,9 @@ class OllamaGenerateRequest(_Body, forbid_unknown_fields=True, kw_only=True):
     system: str | None = None
     raw: bool | None = None
 
-    def conversation(self) -> list[answer.Message]:
-        system = [answer.Message("system", self.system)] if self.system else []
-        return [*system, answer.Message("user", self.prompt or "")]
+    def conversation(self) -> list[conversation.Message]:
+        system = [conversation.Message("system", self.system)] if self.system else []
+        return [*system, conversation.Message("user", self.prompt or "")]
 
 
 class OllamaShowRequest(msgspec.Struct, kw_only=True):
@@ -131,12 +146,20 @@ class OllamaShowRequest(msgspec.Struct, kw_only=True):
     name: str | None = None
 
 
-def _turn(message: OllamaMessage, where: str) -> answer.Message:
+def _turn(message: OllamaMessage, where: str) -> conversation.Message:
     if message.role not in ROLES:
-        problem = "tools are not supported by this server" if message.role == "tool" else "unknown role"
-        raise BadInput(f"{where}.role", f"{problem}; use one of {', '.join(ROLES)}")
+        raise BadInput(f"{where}.role", f"unknown role; use one of {', '.join(ROLES)}")
     refuse(message, REFUSED_IN_MESSAGES, f"{where}.")
-    return answer.Message(message.role, message.content or "", reasoning=message.thinking)
+    if message.tool_calls and message.role != "assistant":
+        raise BadInput(f"{where}.tool_calls", f"only the assistant makes calls, not {message.role!r}")
+    calls = [
+        ToolCall(call.id or f"call_{number}", call.function.name, msgspec.json.encode(call.function.arguments).decode())
+        for number, call in enumerate(message.tool_calls or ())
+    ]
+    about = {"name": message.tool_name, "tool_call_id": message.tool_call_id} if message.role == "tool" else {}
+    return conversation.Message(
+        message.role, message.content or "", reasoning=message.thinking, tool_calls=tuple(calls), **about
+    )
 
 
 def max_tokens(options: Options) -> int | None:

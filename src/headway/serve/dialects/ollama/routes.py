@@ -22,6 +22,7 @@ from headway.serve.dialects.ollama.bodies import (
     sampling_params,
 )
 from headway.serve.dialects.ollama.format import LineFormat, timestamp
+from headway.serve.tools import tools_of
 
 LINES = "application/x-ndjson"
 FOREVER = 100 * 365 * 86400  # seconds
@@ -31,7 +32,7 @@ def chat(body: OllamaChatRequest, host: Host) -> Query | dict[str, Any]:
     fields = _common(body, host, chat=True)
     if not body.messages:
         return _loaded(fields["adapter"] or host.model, {"message": {"role": "assistant", "content": ""}})
-    return Query(messages=body.conversation(), field="messages", **fields)
+    return Query(messages=body.conversation(), tools=tools_of(body.tools), field="messages", **fields)
 
 
 def generate(body: OllamaGenerateRequest, host: Host) -> Query | dict[str, Any]:

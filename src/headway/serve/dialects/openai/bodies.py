@@ -13,8 +13,9 @@ import msgspec
 from headway.core.errors import BadInput
 from headway.core.request import SamplingParams
 from headway.serve.dialect import known_fields, refuse
-from headway.serve.dialects.openai.messages import Message
+from headway.serve.dialects.openai.messages import Message, NamedTool
 from headway.serve.errors import ApiError
+from headway.serve.tools import ToolBody
 from headway.text.chat import Ending
 
 MAX_PROMPTS = 1024
@@ -26,8 +27,6 @@ MAX_STOP_IDS = 256
 # Known, would change the answer, not built: refused unless null or one of these values that ask for nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "audio": (),
@@ -143,6 +142,10 @@ class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
+    tools: list[ToolBody] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
     def limit(self) -> int | None:
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise BadInput("max_tokens", "give max_completion_tokens or max_tokens, not both")
@@ -162,12 +165,15 @@ class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     logprobs: int | None = None
     best_of: int | None = None
     suffix: Any = None
+    tools: Any = None
+    tool_choice: Any = None
 
     def alternatives(self) -> int | None:
         return None if self.logprobs is None else _logprobs("logprobs", self.logprobs)
 
     def check(self) -> None:
         super().check()
+        refuse(self, {"tools": ([],), "tool_choice": ("none", "auto")})
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise BadInput("best_of", "not supported by this server unless equal to n; leave it out")
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headway.core.step import TokenLogprobs
-from headway.engine.messages import Delta
-from headway.serve.answer import Answer, Choice
+from headway.serve.answer import Answer
+from headway.serve.choice import Block, Choice, Gain
 from headway.serve.dialects.openai.completion_logprobs import CompletionLogprobs, joined
 from headway.serve.encode import Template, event, hole, json_bytes
 from headway.serve.errors import ApiError, clean
 from headway.serve.logprobs import entries
 from headway.serve.text import Text
+from headway.text.parts import CallArguments, CallBegun, Part, Said, Thought
 
 DONE = b"data: [DONE]\n\n"
 TYPES = {
@@ -47,33 +48,43 @@ class Events:
 
     Args:
         head: what comes before the first text.
-        text: an event with holes for text and logprobs.
+        text: an event with holes for what is said and logprobs.
         finish: an event with a hole for the reason.
         encode: JSON of the logprobs of some tokens; None = "null" stands in `text` already.
+        other: an event of a part that is not said.
     """
 
     def __init__(
-        self, head: bytes, text: Template, finish: Template, encode: Callable[[list[TokenLogprobs]], bytes] | None
+        self,
+        head: bytes,
+        text: Template,
+        finish: Template,
+        encode: Callable[[list[TokenLogprobs]], bytes] | None,
+        other: Callable[[Part], bytes],
     ) -> None:
         self._head = head
         self._text = text
         self._finish = finish
         self._encode = encode
+        self._other = other
         self._held: list[TokenLogprobs] = []  # of tokens whose text is still held back
 
-    def chunk(self, delta: Delta) -> bytes:
+    def chunk(self, gain: Gain) -> bytes:
         data, self._head = self._head, b""
-        if self._encode is None:
-            if delta.text:
-                data += self._text.fill(json_bytes(delta.text))
-        else:
-            self._held += delta.logprobs
-            if delta.text or (delta.finish is not None and self._held):
-                data += self._text.fill(json_bytes(delta.text), self._encode(self._held))
-                self._held = []
-        if delta.finish is not None:
-            data += self._finish.fill(json_bytes(delta.finish.reason))
+        self._held += gain.logprobs
+        for part in gain.parts:
+            data += self._said(part.text) if isinstance(part, Said) else self._other(part)
+        if gain.finish is not None:
+            if self._held:
+                data += self._said("")
+            data += self._finish.fill(json_bytes(gain.finish.reason))
         return data
+
+    def _said(self, text: str) -> bytes:
+        if self._encode is None:
+            return self._text.fill(json_bytes(text))
+        held, self._held = self._held, []
+        return self._text.fill(json_bytes(text), self._encode(held))
 
 
 class _Format:
@@ -96,11 +107,11 @@ class _Format:
         self._answer = answer
         self._events: dict[int, Events] = {}
 
-    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+    def chunk(self, choice: Choice, gain: Gain) -> bytes:
         events = self._events.get(choice.index)
         if events is None:
             events = self._events[choice.index] = self._open(choice)
-        return events.chunk(delta)
+        return events.chunk(gain)
 
     def end(self) -> bytes:
         if not self._usage:
@@ -164,10 +175,35 @@ class ChatFormat(_Format):
         head = self._event(choice, {"delta": {"role": "assistant", "content": ""}}, None, None)
         templates = self._templates(choice, {"delta": {"content": hole(0)}}, {"delta": {}})
         encode = None if self._alternatives is None else lambda held: json_bytes(self._logprobs(held))
-        return Events(head, *templates, encode)
+        return Events(head, *templates, encode, self._other(choice))
+
+    def _other(self, choice: Choice) -> Callable[[Part], bytes]:
+        """Writes the parts of a choice that are not said. Reasoning has two names: clients read either."""
+        calls = -1
+
+        def write(part: Part) -> bytes:
+            nonlocal calls
+            delta: Fields
+            match part:
+                case Thought(text) | Said(text):
+                    delta = {"reasoning_content": text, "reasoning": text}
+                case CallBegun(name, id):
+                    calls += 1
+                    function = {"name": name, "arguments": ""}
+                    delta = {"tool_calls": [{"index": calls, "id": id, "type": "function", "function": function}]}
+                case CallArguments(text):
+                    delta = {"tool_calls": [{"index": calls, "function": {"arguments": text}}]}
+            return self._event(choice, {"delta": delta}, None, None)
+
+        return write
 
     def _choice(self, choice: Choice) -> Fields:
-        message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
+        calls, reasoning = choice.called, choice.reasoning
+        message: Fields = {"role": "assistant", "content": choice.text, "refusal": None}
+        if reasoning:
+            message |= {"reasoning_content": reasoning, "reasoning": reasoning}
+        if calls:
+            message |= {"content": message["content"] or None, "tool_calls": [_call(call) for call in calls]}
         return {
             "index": choice.index,
             "message": message,
@@ -179,6 +215,10 @@ class ChatFormat(_Format):
         if self._alternatives is None:
             return None
         return {"content": entries(self._tokens, logprobs, self._alternatives), "refusal": None}
+
+
+def _call(call: Block) -> Fields:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
 
 
 class CompletionFormat(_Format):
@@ -199,7 +239,7 @@ class CompletionFormat(_Format):
         if self._answer.query.echo:
             values = [json_bytes(choice.prompt.text)] + ([] if encode is None else [json_bytes(echo)])
             head = text.fill(*values)
-        return Events(head, text, end, encode)
+        return Events(head, text, end, encode, other=lambda part: b"")  # a completion is text only
 
     def _echo(self, choice: Choice) -> tuple[CompletionLogprobs, Fields | None]:
         """Where the lists of a choice begin, and those of its prompt, made once for all its choices; None = no echo."""
@@ -220,7 +260,7 @@ class CompletionFormat(_Format):
             logprobs = joined([*([echo] if echo else []), lists.piece(choice.logprobs)])
         return {
             "index": choice.index,
-            "text": choice.prompt.text + "".join(choice.texts),
+            "text": choice.prompt.text + choice.text,
             "logprobs": logprobs,
             "finish_reason": choice.finish.reason if choice.finish else None,
         }

@@ -26,8 +26,9 @@ from headway.serve.dialects.openai.bodies import (
     sampling_params,
 )
 from headway.serve.dialects.openai.format import ChatFormat, CompletionFormat
-from headway.serve.dialects.openai.messages import conversation
+from headway.serve.dialects.openai.messages import conversation, tool_choice_of
 from headway.serve.errors import ApiError
+from headway.serve.tools import tools_of
 
 EVENTS = "text/event-stream"
 
@@ -35,9 +36,11 @@ EVENTS = "text/event-stream"
 def chat(body: ChatRequest, host: Host) -> Query:
     fields = _common(body, host)
     make = partial(ChatFormat, host.reader.text, body.alternatives(), body.wants_usage)
+    tools = tools_of(body.tools)
+    choice = tool_choice_of(body.tool_choice, body.parallel_tool_calls, tools)
     return Query(
-        messages=conversation(body.messages), ending=ending(body), field="messages", id_prefix="chatcmpl-",
-        format=make, **fields,
+        messages=conversation(body.messages), ending=ending(body), tools=tools, tool_choice=choice, field="messages",
+        id_prefix="chatcmpl-", format=make, **fields,
     )  # fmt: skip
 
 

@@ -1,0 +1,118 @@
+"""One choice of an answer, and what it gains step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from headway.core.request import Finish
+from headway.core.step import TokenLogprobs
+from headway.text.parts import CallArguments, CallBegun, Part, Said, Thought
+
+
+@dataclass
+class Prompt:
+    """A prompt, and what became known of it.
+
+    Attributes:
+        tokens: its ids.
+        text: what an echo shows; "" without echo.
+        hidden: the first id is a start token that is not part of `text`.
+        logprobs: one entry per id from the second on, as they come, if asked for.
+        cached: tokens that came from the prefix cache.
+    """
+
+    tokens: tuple[int, ...]
+    text: str = ""
+    hidden: bool = False
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    cached: int = 0
+
+
+class Gain(msgspec.Struct, frozen=True, gc=False):
+    """What a choice gained.
+
+    Attributes:
+        parts: what became certain of its content, in order; each call has an id.
+        logprobs: of the tokens that came, if asked for; their text may still be held back.
+        finish: set on the last one. Its reason is "stop", "length", or "tool_calls" (it stopped to have tools called).
+    """
+
+    parts: Sequence[Part]
+    logprobs: Sequence[TokenLogprobs] = ()
+    finish: Finish | None = None
+
+
+@dataclass
+class Block:
+    """A stretch of a choice's content that is of one kind.
+
+    Attributes:
+        texts: pieces of what is said or thought, or of a call's arguments.
+        name, id: of a call.
+    """
+
+    kind: Literal["text", "reasoning", "call"]
+    texts: list[str] = field(default_factory=list)
+    name: str = ""
+    id: str = ""
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+@dataclass
+class Choice:
+    """One choice of an answer; `blocks`, `logprobs` and `finish` are folded only if the answer is not streamed.
+
+    Attributes:
+        index: among all choices of the answer.
+        prompt: what it continues.
+        calls: how many calls of tools it has begun.
+        blocks: its content, in order.
+    """
+
+    index: int
+    prompt: Prompt
+    calls: int = 0
+    blocks: list[Block] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def add(self, gain: Gain) -> None:
+        for part in gain.parts:
+            match part:
+                case Said(text):
+                    self._block("text").texts.append(text)
+                case Thought(text):
+                    self._block("reasoning").texts.append(text)
+                case CallBegun(name, id):
+                    self.blocks.append(Block("call", name=name, id=id))
+                case CallArguments(text):
+                    self.blocks[-1].texts.append(text)
+        self.logprobs += gain.logprobs
+        self.finish = gain.finish
+
+    def _block(self, kind: Literal["text", "reasoning"]) -> Block:
+        if not self.blocks or self.blocks[-1].kind != kind:
+            self.blocks.append(Block(kind))
+        return self.blocks[-1]
+
+    @property
+    def text(self) -> str:
+        """All that is said."""
+        return "".join(block.text for block in self.blocks if block.kind == "text")
+
+    @property
+    def reasoning(self) -> str:
+        """All that is thought."""
+        return "".join(block.text for block in self.blocks if block.kind == "reasoning")
+
+    @property
+    def called(self) -> list[Block]:
+        """The calls of tools."""
+        return [block for block in self.blocks if block.kind == "call"]
