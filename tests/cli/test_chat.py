@@ -11,14 +11,15 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway.cli.chat import Conversation
+from headway.cli.chat import Conversation, _remote
 from headway.cli.terminal import Answer, Wrapped
-from headway.client.chat import ServerError
+from headway.client.chat import Piece, ServerError
 from headway.core.errors import HeadwayError, Reject, Rejected
 from tests.serve.conftest import write_tiny_checkpoint
 
@@ -28,7 +29,7 @@ HEADWAY = [sys.executable, "-m", "headway"]
 def talk(monkeypatch: pytest.MonkeyPatch, typed: str, say: Any, system: bool = False) -> Conversation:
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
     start = [{"role": "system", "content": "Be short."}] if system else []
-    conversation = Conversation("model", say, start)
+    conversation = Conversation("model", say, start, 100)
     conversation.run()
     return conversation
 
@@ -79,14 +80,34 @@ def test_a_full_context_leaves_the_oldest_turns_out_and_says_so(
 
 def test_an_answer_that_was_cut_is_marked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Reported t2-040."""
-    talk(monkeypatch, "hi\n", lambda messages: Answer("a", "length", 1, 0, 1, 0.1, None))
-    assert "(cut: the context is full, or --max-tokens reached)" in capsys.readouterr().err
+    tokens = iter((1, 100))
+    talk(monkeypatch, "hi\nmore\n/help\n", lambda messages: Answer("a", "length", 1, 0, next(tokens), 0.1, None))
+    shown = capsys.readouterr().err
+    assert "(cut: the context is full)" in shown
+    assert "(cut after 100 tokens; --max-tokens allows more)" in shown
+    assert "An answer has at most 100 tokens, or what is left of the context" in shown
+
+
+def test_a_server_with_less_room_than_an_answers_limit_is_asked_for_what_is_left() -> None:
+    class Small:
+        """A server whose context has no room for 100 more tokens."""
+
+        def stream_chat(self, messages: list[dict[str, Any]], **fields: Any) -> Iterator[Piece]:
+            if fields.get("max_tokens", 0) > 50 or len(messages) > 1:
+                raise ServerError("400: too long", Reject.CONTEXT_LENGTH.code)
+            yield from (Piece(text="a"), Piece(finish_reason="length", usage={"completion_tokens": 50}))
+
+    say = _remote(Small(), {"model": "small", "max_tokens": 100})  # type: ignore[arg-type]
+    answer = say([{"role": "user", "content": "hi"}])
+    assert (answer.text, answer.reason, answer.tokens) == ("a", "length", 50)
+    with pytest.raises(ServerError):  # the messages themselves are too long
+        say([{"role": "user", "content": "hi"}] * 2)
 
 
 def test_a_closed_stdin_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reported t2-036."""
     monkeypatch.setattr(sys, "stdin", None)
-    Conversation("model", echo, []).run()
+    Conversation("model", echo, [], 100).run()
 
 
 def test_a_model_without_a_template_is_refused_before_it_is_loaded(tmp_path: Path) -> None:

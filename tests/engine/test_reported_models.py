@@ -281,9 +281,10 @@ def test_t2_006_a_prompt_that_begins_with_the_start_tokens_text_gets_no_second_o
     assert tokenizer.encode("<|endoftext|>", allow_special=False).count(0) == add_bos
 
 
-def test_the_built_in_model_is_sampled_as_its_card_says_whatever_it_was_called_by() -> None:
+def test_the_built_in_model_is_greedy_where_nobody_asks_otherwise_whatever_it_was_called_by() -> None:
     path = resolve(DEFAULT_MODEL)
     for model in (None, "demo", path):
         with LLM(model, max_model_len=64, max_rows=1, kv_cache_gib=0.05) as llm:
-            assert (llm.params().temperature, llm.params().top_p) == (0.2, 0.9)
-            assert ("sampling", "temperature 0.2, top_p 0.9, as its model card says") in llm.engine.lines()
+            assert (llm.params().temperature, llm.params().top_p) == (0.0, 1.0)
+            assert llm.params(temperature=0.7).temperature == 0.7
+            assert ("sampling", "temperature 0.0, best for the built-in model") in llm.engine.lines()

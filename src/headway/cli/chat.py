@@ -14,7 +14,7 @@ from headway.engine.options import EngineOptions
 
 if TYPE_CHECKING:
     from headway.cli.terminal import Answer
-    from headway.client.chat import Client
+    from headway.client.chat import Client, Piece
     from headway.core.request import SamplingParams
     from headway.engine.llm import LLM, Message
     from headway.roofline.memory import MemoryPlan
@@ -27,7 +27,8 @@ HELP = """\
 /stats   what the last answer cost, and how much of the conversation was cached
 /help    this list
 /quit    leave (also /exit, /bye, Ctrl-D)
-Ctrl-C stops an answer; Alt-Enter starts a new line; text of several lines can be pasted."""
+Ctrl-C stops an answer; Alt-Enter starts a new line; text of several lines can be pasted.
+An answer has at most {most} tokens, or what is left of the context: --max-tokens sets it."""
 
 
 @app.command()
@@ -38,8 +39,8 @@ def chat(
     api_key_file: options.ApiKeyFile = None,
     system: Annotated[str | None, typer.Option(help="A system message to start from.")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens of an answer; default: until the model ends its turn.")
-    ] = None,
+        int, typer.Option(help="Most tokens of an answer; fewer where less is left of the context.")
+    ] = 1024,
     temperature: options.Temperature = None,
     seed: options.Seed = None,
     adapter: options.Adapter = None,
@@ -64,7 +65,7 @@ def chat(
             raise BadInput("--url", "the server has loaded its model already; leave out MODEL and the engine's options")
         client = Client(url, options.api_key(api_key_file))
         model = client.models()[0]
-        Conversation(model, _remote(client, {"model": model, **given}), start, stats).run()
+        Conversation(model, _remote(client, {"model": model, **given}), start, max_tokens, stats).run()
         return
     with fetching() as progress:
         info = describe(engine.model or DEFAULT_MODEL, progress, engine.chat_template)
@@ -75,7 +76,8 @@ def chat(
             "--chat-template FILE",
         )
     with load_model(engine) as llm:
-        Conversation(lora or info.name, _local(llm, llm.params(**given), lora), start, stats, llm.engine.memory).run()
+        say, memory = _local(llm, llm.params(**given), lora), llm.engine.memory
+        Conversation(lora or info.name, say, start, max_tokens, stats, memory).run()
 
 
 def _local(llm: LLM, params: SamplingParams, adapter: str) -> Say:
@@ -101,7 +103,7 @@ def _remote(client: Client, fields: dict[str, Any]) -> Say:
         sent, times, pieces = time.perf_counter(), [], []
 
         def texts() -> Iterator[str]:
-            for piece in client.stream_chat(messages, **fields):
+            for piece in _pieces(client, messages, fields):
                 pieces.append(piece)
                 if piece.text:
                     times.append(time.perf_counter() - sent)
@@ -124,6 +126,19 @@ def _remote(client: Client, fields: dict[str, Any]) -> Say:
     return say
 
 
+def _pieces(client: Client, messages: list[Message], fields: dict[str, Any]) -> Iterator[Piece]:
+    """An answer of at most `max_tokens`, or of what is left of the context if that is less: asked for without a limit,
+    a server gives just that."""
+    from headway.core.errors import HeadwayError
+
+    try:
+        yield from client.stream_chat(messages, **fields)
+    except HeadwayError as error:  # before the first piece
+        if not _is_full(error):
+            raise
+        yield from client.stream_chat(messages, **{name: fields[name] for name in fields if name != "max_tokens"})
+
+
 @dataclass
 class Conversation:
     """What is said to and by a model, line by line from the terminal or a pipe."""
@@ -131,6 +146,7 @@ class Conversation:
     model: str
     say: Say  # prints an answer as it is made
     start: list[Message]
+    most: int  # tokens of an answer
     always_stats: bool = False
     memory: MemoryPlan | None = None  # of a model in this process
     messages: list[Message] = field(default_factory=list)
@@ -164,7 +180,7 @@ class Conversation:
         elif word == "/stats":
             self._show_stats()
         elif word in ("/help", "/?"):
-            note(HELP)
+            note(HELP.format(most=self.most))
         else:
             note(f"{word} is no command; /help lists them")
 
@@ -191,7 +207,8 @@ class Conversation:
         if dropped:
             note(f"(the context is full: from here on without the {dropped} oldest turn{'s' if dropped > 1 else ''})")
         if answer.reason == "length":
-            note("(cut: the context is full, or --max-tokens reached)")
+            full = answer.tokens < self.most
+            note("(cut: the context is full)" if full else f"(cut after {self.most} tokens; --max-tokens allows more)")
         if self.always_stats:
             self._show_stats()
 

@@ -19,18 +19,17 @@ def demo(
     engine: EngineOptions,
     question: Annotated[str, typer.Argument(help="What to ask.")] = QUESTION,
     max_tokens: options.MaxTokens = 96,
-    temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
+    temperature: options.Temperature = None,
     seed: options.Seed = None,
 ) -> None:
     """Answer one question with the built-in model, streaming, and print TTFT, TPOT, tokens/s and cache use."""
     from rich.markup import escape
 
     from headway.cli.terminal import Answer, cost_table, load_model, print_pieces, step
-    from headway.core.request import SamplingParams
 
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    given = options.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with load_model(engine) as llm:
         step(f"[bold]{escape(question)}[/bold]")
-        with llm.stream_chat(question, params) as stream:
+        with llm.stream_chat(question, llm.params(**given)) as stream:
             print_pieces(delta.text for delta in stream)
         cost_table(Answer.of(stream.completion), llm.engine.memory)

@@ -120,8 +120,9 @@ class Engine:
         """What requests that leave it open take from the model's files."""
         stated = stated_sampling(self.options, self.info)
         values = ", ".join(f"{name} {value}" for name, value in stated.items())
-        source = "its model card" if stated is DEFAULT_SAMPLING else Path(self.info.sampling.where).name
-        return [("sampling", f"{values}, as {source} says")] if stated else []
+        built_in = stated is DEFAULT_SAMPLING
+        said = "best for the built-in model" if built_in else f"as {Path(self.info.sampling.where).name} says"
+        return [("sampling", f"{values}, {said}")] if stated else []
 
     @property
     def step_times(self) -> str:
