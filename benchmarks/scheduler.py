@@ -27,13 +27,14 @@ import time
 from headway.core.events import EventLog
 from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities, StepResult, StepShape
+from headway.executor.simulated import FixedCosts
 from headway.scheduling.scheduler import Scheduler
 
 ROWS = 256
 BLOCK = 32
 
 
-class PerToken:
+class PerToken(FixedCosts, frozen=True):
     """The cheapest step-time model, so that what is timed is the scheduler's part."""
 
     def predict(self, shape: StepShape) -> float:

@@ -174,3 +174,21 @@ def test_an_unknown_number_format_is_refused() -> None:
 def test_predictions_are_frozen_data() -> None:
     cost = StepTime(LLAMA, H100).explain(decode_step(LLAMA, 1, 1))
     assert msgspec.json.decode(msgspec.json.encode(cost))["binds"] == "memory"
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "gpt-oss-20b", "deepseek-v3"])
+def test_the_parts_of_a_step_put_together_are_the_step(model: str) -> None:
+    shape = find_model(model)
+    timed = StepTime(shape, H100, efficiency=MEASURED)
+    decode, prefill = decode_step(shape, 8, 1000), prefill_step(shape, 512, cached=256)
+    for step in (decode, prefill, mixed_step(decode, prefill)):
+        parts = timed.parts(step)
+        old = step.decode_kv_tokens
+        new = [
+            (keys - before, pairs - before) for keys, pairs, before in zip(step.kv_tokens, step.pairs, old, strict=True)
+        ]
+        together = parts.fixed + parts.row * step.rows + parts.token * step.tokens + parts.logit * step.logit_rows
+        together += sum(rate * keys for rate, keys in zip(parts.decode, old, strict=True))
+        together += sum(rate * keys for rate, (keys, _) in zip(parts.keys, new, strict=True))
+        together += sum(rate * pairs for rate, (_, pairs) in zip(parts.pairs, new, strict=True))
+        assert together == pytest.approx(timed.predict(step))

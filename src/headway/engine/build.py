@@ -16,6 +16,7 @@ from headway import __version__
 from headway.core.clock import to_ps
 from headway.core.errors import BadInput, ModelFileError
 from headway.core.events import EventLog, Fold, Header
+from headway.core.receipts import Receipts
 from headway.core.request import SamplingParams
 from headway.core.step import Capabilities
 from headway.engine.event_file import EventWriter
@@ -26,6 +27,7 @@ from headway.engine.profile import saved_profile, step_time
 from headway.engine.warmup import Pacing, pace
 from headway.executor.adapters import AdapterTable
 from headway.executor.model import ModelExecutor
+from headway.executor.simulated import FixedCosts
 from headway.model.adapters import AdapterLimits
 from headway.model.load import Model, ModelInfo, open_model
 from headway.model.source import DEFAULT_MODEL, DEFAULT_SAMPLING, Progress, cache_folder, is_default, merges_folder
@@ -252,7 +254,9 @@ def build_engine(
     known = timing.model if timing and timing.label == "estimate" else None
     pacing = pace(executor, options.max_step_tokens, options.step_ms, known, measured=backend.deterministic)
     ttl = to_ps(options.prefix_ttl)
-    log = EventLog(*subscribers)
+    model_of_steps = pacing.model or (timing.model if timing else None) or FixedCosts(token=1.0)
+    receipts = Receipts(model_of_steps.parts, limits.windows)
+    log = EventLog(*subscribers, receipts)
     resources = ExitStack()
     resources.callback(backend.close)
     if options.event_log is not None:
@@ -285,6 +289,7 @@ def build_engine(
         tokenizer=tokenizer,
         eos_ids=tokenizer.eos_ids,
         adapters=adapters,
+        receipts=receipts,
     )
     resources.callback(loop.close)
     for name, path in options.loras.items():

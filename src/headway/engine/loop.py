@@ -18,6 +18,7 @@ import msgspec
 
 from headway.core.clock import MAX_SECONDS, Clock, to_ps, to_seconds
 from headway.core.errors import BadInput, EngineDead, HeadwayError, Rejected
+from headway.core.receipts import Receipts
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import StepPlan, StepResult
 from headway.engine.messages import Cancel, Delta, Refusal, Submit
@@ -41,6 +42,7 @@ class EngineLoop:
         scheduler, executor, clock: what it drives, with, and by.
         tokenizer: for text and stop strings; None = deltas carry ids only, and stop strings are refused.
         adapters: those that requests may name; None = the engine takes none.
+        receipts: the fold that shares the machine's time among requests; None = deltas carry no receipts.
     """
 
     def __init__(
@@ -52,12 +54,14 @@ class EngineLoop:
         tokenizer: Tokenizer | None = None,
         eos_ids: Sequence[int] = (),
         adapters: AdapterTable | None = None,
+        receipts: Receipts | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
         self.tokenizer = tokenizer
         self.adapters = adapters
+        self._receipts = receipts
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._texts: dict[str, OutputText] = {}  # by choice id
@@ -244,6 +248,7 @@ class EngineLoop:
             prompt_logprobs=result.prompt_logprobs.get(request.id, ()),
             cached=request.cached,
             finish=emission.finish,
+            receipt=self._receipts.take(request.id, request.tenant) if self._receipts and emission.finish else None,
         )
 
     def close(self) -> None:

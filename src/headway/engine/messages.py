@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headway.core.receipts import Receipt
 from headway.core.request import Finish, SamplingParams
 from headway.core.step import TokenLogprobs
 
@@ -65,6 +66,7 @@ class Delta(msgspec.Struct, frozen=True, tag=True):
         prompt_logprobs: entries for prompt tokens passed in this step, if asked for.
         cached: prompt tokens that came from the prefix cache.
         finish: set on the last delta of the choice.
+        receipt: with `finish`, what the choice took of the machine.
     """
 
     id: str
@@ -76,6 +78,7 @@ class Delta(msgspec.Struct, frozen=True, tag=True):
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     cached: int = 0
     finish: Finish | None = None
+    receipt: Receipt | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):

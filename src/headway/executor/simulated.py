@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from headway.core.clock import VirtualClock, to_ps, to_seconds
+from headway.core.receipts import StepParts
 from headway.core.step import Capabilities, RowInit, Seconds, StepPlan, StepResult, StepShape, Work
 from headway.executor.segments import Segment, Segments, ends_of
 from headway.scheduling.budget import StepTimeModel
@@ -29,6 +30,12 @@ class FixedCosts(msgspec.Struct, frozen=True):
     def predict(self, shape: StepShape) -> float:
         work = self.step + self.row * shape.rows + self.token * shape.tokens
         return work + self.kv_token * sum(shape.kv_tokens) + self.pair * sum(shape.pairs)
+
+    def parts(self, shape: StepShape) -> StepParts:
+        """The step by what it grows with."""
+        groups = len(shape.kv_tokens)
+        keys, pairs = (self.kv_token,) * groups, (self.pair,) * groups
+        return StepParts(self.step, self.row, self.token, 0.0, (self.kv_token + self.pair,) * groups, keys, pairs)
 
 
 class TokenSource(Protocol):

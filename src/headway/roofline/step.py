@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.core.receipts import StepParts
 from headway.core.step import StepShape, keys_read, pairs_computed
 from headway.roofline.collectives import AllReduce, Fastest
 from headway.roofline.hardware import Hardware
@@ -219,6 +220,30 @@ class StepTime:
         terms |= {"all_reduce": reduce, "overhead": seconds - self.efficiency.roof(sides) - reduce}
         return StepCost(seconds, "memory" if memory >= compute else "compute", terms)
 
+    def parts(self, step: StepShape) -> StepParts:
+        """The step by what it grows with, for sharing it among its rows: a class of work counts what it takes, of which
+        reading and arithmetic have a part each in proportion to what they would take alone."""
+        work, unit, costs = self.work(step), self.amounts, self.efficiency
+        classes = [
+            (met * read / (read + busy), met * busy / (read + busy)) if (met := costs.meet(read, busy)) else (0.0, 0.0)
+            for read, busy in costs.sides(work, self.pi, self.beta)
+        ]
+        (weights, linear), (expert_read, experts), (head_read, head), decode, (chunk_read, chunk) = classes
+        fixed, rows, drawn = costs.step + costs.layer * work.layers, costs.row * work.rows, costs.logit * work.logits
+        rest = costs.overhead(work, self.beta) - fixed - rows - drawn
+        old = step.decode_kv_tokens or (0,) * len(unit.caches)
+        new = [keys - before for keys, before in zip(step.kv_tokens, old, strict=True)]
+        pairs = [now - before for now, before in zip(step.pairs, step.decode_pairs or old, strict=True)]
+        return StepParts(
+            fixed=weights + expert_read + head_read + fixed,
+            row=rows / step.rows,
+            token=(linear + experts + self.communication(step.tokens) + rest) / step.tokens,
+            logit=(head + drawn) / max(1, step.logit_rows),
+            decode=_rates(sum(decode), [cache.read for cache in unit.caches], old),
+            keys=_rates(chunk_read, [cache.chunk_read for cache in unit.caches], new),
+            pairs=_rates(chunk, [cache.chunk_flops for cache in unit.caches], pairs),
+        )
+
     def work(self, step: StepShape) -> StepWork:
         """What the step has to do on one GPU."""
         unit, touched = self.amounts, step.experts
@@ -231,6 +256,12 @@ class StepTime:
         if self.all_reduce is None:
             return 0.0
         return 2.0 * self.amounts.layers * self.all_reduce.seconds(tokens * self.amounts.message, self.gpus)
+
+
+def _rates(seconds: float, unit: Sequence[float], counts: Sequence[float]) -> tuple[float, ...]:
+    """Seconds per count of each kind, where `counts` of them took `seconds` and one costs as much as `unit` says."""
+    whole = sum(cost * count for cost, count in zip(unit, counts, strict=True))
+    return tuple(seconds * cost / whole if whole else 0.0 for cost in unit)
 
 
 def peak_rate(hardware: Hardware, math: str) -> float:

@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.core.receipts import StepParts
 from headway.core.step import StepShape
 from headway.scheduling.shape import ShapeBuilder
 
@@ -16,6 +17,10 @@ class StepTimeModel(Protocol):
 
     def predict(self, shape: StepShape) -> float:
         """Seconds that a step of this shape takes; must not shrink when a row grows."""
+        ...
+
+    def parts(self, shape: StepShape) -> StepParts:
+        """The step by what it grows with, for sharing it among its rows."""
         ...
 
 
