@@ -19,6 +19,7 @@ VERBS = {
     "plan": "Size and price a deployment from first principles.",
     "simulate": "Play traffic through the scheduler that serves, in virtual time.",
     "probe": "Measure this machine: bandwidth and arithmetic rates.",
+    "receipts": "Say who used the machine, from the event log of a server.",
     "calibrate": "Fit this machine's step times to what a server did.",
     "bench": "Measure a live endpoint.",
 }

@@ -102,7 +102,7 @@ class _Account:
 
 
 class Receipts:
-    """The fold.
+    """The fold. Requests that were there before its first event are billed nothing: their share counts as idle.
 
     Args:
         parts: what a step of a shape is made of, in any unit: only the proportions count.
@@ -132,19 +132,18 @@ class Receipts:
             case Queued():
                 account = _Account(event.number, str(event.tenant), event.now)
                 self._live[event.id] = self._by_number[event.number] = account
-            case Admitted():
+            case Admitted() if event.id in self._live:
                 account = self._live[event.id]
                 account.computed, account.answering = event.cached, False
                 first = event.preemptions == 0
                 account.queue += event.waited if first else event.now - account.waits_from
                 account.cached = event.cached if first else account.cached
-            case Preempted():
+            case Preempted() if event.id in self._live:
                 self._live[event.id].waits_from = event.now
-            case Finished():
-                account = self._live.pop(event.id)
+            case Finished() if event.id in self._live:
+                account = self._ended[event.id] = self._live.pop(event.id)
                 if not account.worked and not account.queue:
                     account.queue = event.lived
-                self._ended[event.id] = account
 
     def take(self, id: str, tenant: str = "") -> Receipt:
         """The receipt of a choice that has ended, once; ask after the step it ended with was committed."""
