@@ -21,15 +21,27 @@ class Fields:
         values: config.json's object, or GGUF metadata.
         where: what they come from; starts every error.
         error: makes the error of (field, problem): `ModelFileError.of`, `BadInput`.
+        names: what errors call a field, where that is not its name here.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str, error: Callable[[str, str], HeadwayError]) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        where: str,
+        error: Callable[[str, str], HeadwayError],
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         self.values = values
         self.where = where
         self.error = error
+        self.names = names or {}
+
+    def holding(self, values: Mapping[str, Any]) -> Fields:
+        """Other values, from the same place."""
+        return Fields(values, self.where, self.error, self.names)
 
     def fault(self, name: str, problem: str) -> HeadwayError:
-        return self.error(f"{self.where}: {name}", problem)
+        return self.error(f"{self.where}: {self.names.get(name, name)}", problem)
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""

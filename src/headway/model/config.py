@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headway.core.errors import HeadwayError, shown
+from headway.core.errors import shown
 from headway.core.fields import MAX_CONTEXT, MAX_HEADS, Fields
 from headway.model.checkpoint import Checkpoint
 from headway.model.rope import rope_from_gguf, rope_from_hf, scaled_context
 from headway.ops.protocol import Rope
+from headway.shape.families import family_in_gguf
 
 
 @dataclass(frozen=True)
@@ -130,34 +131,19 @@ class Dialect:
 
     Attributes:
         understood: fields of `NEUTRAL` that the family carries out, whatever their value.
-        defaults: what the family's class in transformers takes for a field that config.json leaves out.
         layer_norms: its norms take the mean away first.
         rotary: positions are rotary; else the model has a table of them.
         interleaved: rotary pairs are neighbours, in folders too.
-        names: a field -> its name in this family's config.json, where it is not Llama's ("hidden_size" -> "n_embd").
         gguf: further keys of this family's GGUF files -> the field of config.json that says the same.
         gguf_interleaved: rows of queries and keys are permuted in its GGUF files, so that rotary pairs are neighbours.
     """
 
     understood: frozenset[str] = frozenset()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
     gguf: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaved: bool = False
     layer_norms: bool = False
     rotary: bool = True
     interleaved: bool = False
-
-
-class _Renamed(Fields):
-    """Fields under Llama's names in config.json, faults under those of the file."""
-
-    def __init__(self, fields: Fields, values: Mapping[str, Any], names: Mapping[str, str]) -> None:
-        super().__init__(values, fields.where, fields.error)
-        self._names = names
-
-    def fault(self, name: str, problem: str) -> HeadwayError:
-        return super().fault(self._names.get(name, name), problem)
 
 
 def stated(checkpoint: Checkpoint, dialect: Dialect) -> Fields:
@@ -167,7 +153,7 @@ def stated(checkpoint: Checkpoint, dialect: Dialect) -> Fields:
     Raises:
         ModelFileError: something is asked for that the family does not carry out.
     """
-    fields = (_stated_by_gguf if checkpoint.gguf else _stated_by_hf)(checkpoint, dialect)
+    fields = _stated_by_gguf(checkpoint, dialect) if checkpoint.gguf else checkpoint.config
     for name in NEUTRAL.keys() - dialect.understood:
         if fields.has(name) and fields.values[name] not in NEUTRAL[name]:
             if name == "sliding_window" and not fields.flag("use_sliding_window", True):
@@ -190,7 +176,7 @@ def decoder_config(checkpoint: Checkpoint, dialect: Dialect = Dialect()) -> Deco
     for kind in fields.words("layer_types", layers) or ():
         if kind not in kinds:
             raise fields.fault("layer_types", f"{shown(kind)} is not supported; accepted: {', '.join(kinds)}")
-    context = fields.size("max_position_embeddings", default=2048, most=MAX_CONTEXT)
+    context = fields.size("max_position_embeddings", most=MAX_CONTEXT)
     hidden_size, heads = fields.size("hidden_size"), fields.size("num_attention_heads", most=MAX_HEADS)
     kv_heads = fields.size("num_key_value_heads", default=heads)
     head_dim = fields.size("head_dim", default=hidden_size // heads or 1)
@@ -255,13 +241,6 @@ def _rope(checkpoint: Checkpoint, fields: Fields, head_dim: int, dialect: Dialec
     return replace(found, interleaved=dialect.interleaved)
 
 
-def _stated_by_hf(checkpoint: Checkpoint, dialect: Dialect) -> Fields:
-    fields = checkpoint.config
-    values = {name: value for name, value in fields.values.items() if value is not None}
-    values |= {ours: values[theirs] for ours, theirs in dialect.names.items() if theirs in values}
-    return _Renamed(fields, {**dialect.defaults, **values}, dialect.names)
-
-
 def _stated_by_gguf(checkpoint: Checkpoint, dialect: Dialect) -> Fields:
     fields, tensors = _namespace(checkpoint), checkpoint.tensors
     names = GGUF_FIELDS | ({"attention.layer_norm_epsilon": "rms_norm_eps"} if dialect.layer_norms else {})
@@ -280,10 +259,11 @@ def _stated_by_gguf(checkpoint: Checkpoint, dialect: Dialect) -> Fields:
                 key, f"{fields.values[key]} differs from the head size {head_dim}; that is not supported"
             )
     implied: dict[str, Any] = {"head_dim": head_dim, "tie_word_embeddings": "output.weight" not in tensors}
+    implied |= {"hidden_act": family_in_gguf(checkpoint.architecture).defaults.get("hidden_act")}  # files never say it
     if "token_embd.weight" in tensors:
         implied["vocab_size"] = tensors["token_embd.weight"].shape[0]
     values = {ours: fields.values[key] for key, ours in names.items() if fields.has(key)}
-    return _Renamed(fields, {**dialect.defaults, **implied, **values}, {ours: key for key, ours in names.items()})
+    return Fields({**implied, **values}, fields.where, fields.error, {ours: key for key, ours in names.items()})
 
 
 def _namespace(checkpoint: Checkpoint) -> Fields:

@@ -51,7 +51,7 @@ def _headed(checkpoint: Checkpoint) -> Checkpoint:
     prefix = f"{checkpoint.architecture}."
     for key in ("key_length", "value_length"):
         values[f"{prefix}attention.{key}"] = values.get(f"{prefix}rope.dimension_count")
-    return replace(checkpoint, config=Fields(values, checkpoint.config.where, checkpoint.config.error))
+    return replace(checkpoint, config=checkpoint.config.holding(values))
 
 
 def _completed(checkpoint: Checkpoint, fields: Fields) -> Fields:
@@ -71,7 +71,7 @@ def _completed(checkpoint: Checkpoint, fields: Fields) -> Fields:
             "rope_type": "yarn", "factor": own.get("rope.scaling.factor"),
             "mscale_all_dim": 10 * fields.number("yarn_log_multiplier", 0.1),
         }  # fmt: skip
-    return Fields({**fields.values, **added}, fields.where, fields.error)
+    return fields.holding({**fields.values, **added})
 
 
 def _routing(active: int, fields: Fields) -> Routing:

@@ -11,15 +11,11 @@ from headway.model.checkpoint import Checkpoint
 from headway.model.config import Dialect, decoder_config, has_mlp_biases, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.latent import build, latent, latent_layer
-from headway.model.mixture import GGUF_KEYS, SPARSE, UNDERSTOOD, mixture_layers, shared_experts, stacked
+from headway.model.mixture import SPARSE, UNDERSTOOD, mixture_layers, shared_experts, stacked
 from headway.model.tensors import MLP_BIASES
 from headway.ops.routing import Routing
 
-DIALECT = Dialect(
-    understood=UNDERSTOOD | {"mlp_bias"}, gguf=GGUF_KEYS, names={"head_dim": "qk_rope_head_dim"},
-    defaults={"max_position_embeddings": 2048, "n_shared_experts": 2, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
-              "qk_nope_head_dim": 128, "v_head_dim": 128},
-)  # fmt: skip
+DIALECT = Dialect(understood=UNDERSTOOD | {"mlp_bias"})
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:

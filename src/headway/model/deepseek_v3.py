@@ -11,16 +11,11 @@ from headway.model.checkpoint import Checkpoint
 from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.latent import build, latent, latent_layer
-from headway.model.mixture import GGUF_KEYS, SPARSE, UNDERSTOOD, mixture_layers, shared_experts, stacked
+from headway.model.mixture import SPARSE, UNDERSTOOD, mixture_layers, shared_experts, stacked
 from headway.model.tensors import TensorSpec
 from headway.ops.routing import Routing
 
-DIALECT = Dialect(
-    understood=UNDERSTOOD, gguf=GGUF_KEYS, names={"head_dim": "qk_rope_head_dim"},
-    defaults={"max_position_embeddings": 4096, "n_shared_experts": 1, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
-              "qk_nope_head_dim": 128, "v_head_dim": 128, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8,
-              "first_k_dense_replace": 3},
-)  # fmt: skip
+DIALECT = Dialect(understood=UNDERSTOOD)
 CORRECTION = {"correction": TensorSpec("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", "router", ("experts",))}
 # Fields of the first checkpoints' configs, which newer ones leave out, and what they must say.
 ONLY = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
@@ -34,7 +29,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     """
     fields, plain = stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT)
     for name, value in ONLY.items():
-        if fields.values.get(name, value) != value:
+        if fields.has(name) and fields.values[name] != value:
             raise fields.fault(name, f"{shown(fields.values[name])} is not supported; {shown(value)} is")
     config = latent(checkpoint, plain, fields, _routing, fields.flag("rope_interleave", True))
     layers = mixture_layers(

@@ -12,7 +12,6 @@ from headway.model.tensors import MATRICES, POST_NORMS, QK_NORMS
 
 DIALECT = Dialect(
     understood=frozenset({"sliding_window"}),
-    defaults={"rms_norm_eps": 1e-5},
     gguf={
         "attention.sliding_window": "sliding_window", "attention.sliding_window_pattern": "sliding_window_pattern",
     },

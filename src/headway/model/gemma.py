@@ -6,10 +6,8 @@ from dataclasses import replace
 
 from headway.model import llama
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config
+from headway.model.config import decoder_config
 from headway.model.family import Decoder, decoder_of
-
-DIALECT = Dialect(defaults={"hidden_act": "gelu_pytorch_tanh"})
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -18,7 +16,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = decoder_config(checkpoint, DIALECT)
+    config = decoder_config(checkpoint)
     # The first files say "gelu" and mean its approximation, as transformers takes it.
     activation = "gelu_tanh" if config.activation == "gelu" else config.activation
     config = replace(config, embedding_scale=config.hidden_size**0.5, activation=activation)

@@ -17,8 +17,6 @@ DIALECT = Dialect(
     understood=frozenset(
         {"sliding_window", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}
     ),
-    names={"hidden_act": "hidden_activation"},
-    defaults={"hidden_act": "gelu_pytorch_tanh"},
     gguf={
         "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
         "attention.sliding_window": "sliding_window",

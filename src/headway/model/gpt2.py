@@ -27,9 +27,7 @@ POSITIONS = {
         "model.embed_positions.weight", "position_embd.weight", "gathered", ("context_length", "hidden_size")
     )
 }
-DIALECT = Dialect(
-    understood=frozenset({"mlp_bias"}), defaults={"hidden_act": "gelu_new"}, layer_norms=True, rotary=False
-)
+DIALECT = Dialect(understood=frozenset({"mlp_bias"}), layer_norms=True, rotary=False)
 
 
 def cut_biases(fused: Weight, config: DecoderConfig) -> Mapping[str, Weight]:

@@ -17,7 +17,6 @@ from headway.ops.weight import Weight
 
 DIALECT = Dialect(
     understood=frozenset({"mlp_bias", "partial_rotary_factor"}),
-    defaults={"hidden_act": "gelu"},
     gguf={"use_parallel_residual": "use_parallel_residual"},
     layer_norms=True,
 )

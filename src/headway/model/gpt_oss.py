@@ -12,15 +12,14 @@ from headway.model.checkpoint import Checkpoint
 from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.mixture import DENSE, GGUF_KEYS, SPARSE, UNDERSTOOD, mixture, mixture_layers
-from headway.model.tensors import LAYER, O_BIAS, QKV_BIASES, TensorSpec
+from headway.model.tensors import LAYER, TensorSpec, attention_biases
 from headway.ops.routing import ClampedSwiGLU, Routing
 from headway.ops.weight import Weight
 from headway.shape.formats import FORMATS
 
 DIALECT = Dialect(
-    understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS | {"attention.sliding_window": "sliding_window"},
-    defaults={"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "num_experts_per_tok": 4},
-)  # fmt: skip
+    understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS | {"attention.sliding_window": "sliding_window"}
+)
 AROUND = {
     "mlp_norm": replace(LAYER["mlp_norm"], gguf="post_attention_norm.weight"),
     "sinks": TensorSpec("self_attn.sinks", "attn_sinks.weight", "norm", ("heads",)),
@@ -48,8 +47,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     every = frozenset(range(plain.layers))
     gate = ClampedSwiGLU(fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0))
     config = mixture(plain, fields, every, routing, "moe_intermediate_size" if checkpoint.gguf else "intermediate_size")
-    biased = "blk.0.attn_q.bias" in checkpoint.tensors if checkpoint.gguf else fields.flag("attention_bias", True)
-    layer = LAYER | AROUND | (QKV_BIASES | O_BIAS if biased else {})
+    layer = LAYER | AROUND | attention_biases(checkpoint)
     config = replace(config, expert_activation=gate)
     return decoder_of(_apart(checkpoint), config, mixture_layers(config, layer, EXPERTS), mixtral.build)
 

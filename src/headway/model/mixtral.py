@@ -10,10 +10,7 @@ from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, MixtureConfig, feed_for
 from headway.ops.protocol import Forward, Ops, Tensor
 from headway.ops.routing import Routing
 
-DIALECT = Dialect(
-    understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS, gguf_interleaved=True,
-    defaults={"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "num_experts_per_tok": 2},
-)  # fmt: skip
+DIALECT = Dialect(understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS, gguf_interleaved=True)
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:

@@ -8,9 +8,7 @@ from headway.model.config import Dialect, decoder_config
 from headway.model.family import Decoder, decoder_of
 from headway.model.tensors import BESIDE_LAYERS, LAST_NORM_BIAS, NORM_BIASES, without
 
-DIALECT = Dialect(
-    understood=frozenset({"mlp_bias", "partial_rotary_factor"}), defaults={"hidden_act": "relu2"}, layer_norms=True
-)
+DIALECT = Dialect(understood=frozenset({"mlp_bias", "partial_rotary_factor"}), layer_norms=True)
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:

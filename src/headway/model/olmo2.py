@@ -12,7 +12,6 @@ from headway.model.rope import inverse_frequencies, rope
 from headway.model.tensors import FULL_QK_NORMS, MATRICES, POST_NORMS, TensorSpec, attention_biases
 from headway.ops.protocol import Forward, Ops, Tensor
 
-DIALECT = Dialect(defaults={"rms_norm_eps": 1e-5})
 IN_GGUF = Dialect(  # where an OLMo 3 is an OLMo 2 with windows
     understood=frozenset({"sliding_window"}),
     gguf={
@@ -28,7 +27,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = decoder_config(checkpoint, IN_GGUF if checkpoint.gguf else DIALECT)
+    config = decoder_config(checkpoint, IN_GGUF if checkpoint.gguf else Dialect())
     if config.windowed:  # whose rope is never scaled
         theta = stated(checkpoint, IN_GGUF).number("rope_theta", 10000.0)
         config = replace(config, local_rope=rope(inverse_frequencies(config.head_dim, theta)))

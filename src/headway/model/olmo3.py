@@ -11,7 +11,7 @@ from headway.model.family import Decoder, decoder_of
 from headway.model.rope import rope_fields, rope_from_hf
 
 THETA = 500000.0
-DIALECT = Dialect(understood=frozenset({"sliding_window"}), defaults={"rms_norm_eps": 1e-5})
+DIALECT = Dialect(understood=frozenset({"sliding_window"}))
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -21,7 +21,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
     stated = checkpoint.config
-    full = rope_fields(stated, "full_attention", stated.number("rope_theta", THETA), "rope_scaling")
+    full = rope_fields(stated, "full_attention", stated.number("rope_theta"), "rope_scaling")
     config = decoder_config(replace(checkpoint, config=full), DIALECT)
     local = rope_from_hf(rope_fields(stated, "sliding_attention", THETA), config.head_dim)
     return decoder_of(checkpoint, replace(config, local_rope=local), olmo2.layer_of(checkpoint), olmo2.build)

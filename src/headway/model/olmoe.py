@@ -10,10 +10,7 @@ from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, mixture_layers
 from headway.model.tensors import FULL_QK_NORMS, LAYER, attention_biases
 from headway.ops.routing import Routing
 
-DIALECT = Dialect(
-    understood=UNDERSTOOD, gguf=GGUF_KEYS,
-    defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
-)  # fmt: skip
+DIALECT = Dialect(understood=UNDERSTOOD, gguf=GGUF_KEYS)
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:

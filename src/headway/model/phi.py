@@ -24,9 +24,7 @@ QK_NORM_BIASES = {
     f"{role}_norm_bias": TensorSpec(f"self_attn.{role}_norm.bias", f"attn_{role}_norm.bias", "norm", ("head_dim",))
     for role in "qk"
 }
-DIALECT = Dialect(
-    understood=frozenset({"mlp_bias", "partial_rotary_factor"}), defaults={"hidden_act": "gelu_new"}, layer_norms=True
-)
+DIALECT = Dialect(understood=frozenset({"mlp_bias", "partial_rotary_factor"}), layer_norms=True)
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:

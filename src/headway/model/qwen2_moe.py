@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headway.core.fields import Fields
 from headway.model import mixtral
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, stated
+from headway.model.config import Dialect, decoder_config, has_attention_biases, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.mixture import (
     GGUF_KEYS,
@@ -23,10 +22,7 @@ from headway.model.mixture import (
 from headway.model.tensors import LAYER, QKV_BIASES, TensorSpec
 from headway.ops.routing import Routing
 
-DIALECT = Dialect(
-    understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS,
-    defaults={"max_position_embeddings": 32768, "num_experts": 60, "num_experts_per_tok": 4, "decoder_sparse_step": 1},
-)  # fmt: skip
+DIALECT = Dialect(understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS)
 SHARED = shared_experts("shared_expert") | {
     "shared_switch": TensorSpec(
         "mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", "shared", ("one", "hidden_size")
@@ -46,9 +42,9 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         return Routing(active, renormalise=fields.flag("norm_topk_prob", False))
 
     sparse = sparse_layers(checkpoint, fields, config.layers)
-    shared = fields.size("shared_expert_intermediate_size", default=5632)
+    shared = fields.size("shared_expert_intermediate_size")
     config = mixture(config, fields, sparse, routing, "moe_intermediate_size", shared)
-    layers = mixture_layers(config, LAYER | (QKV_BIASES if _biases(checkpoint, fields) else {}), SPARSE | SHARED)
+    layers = mixture_layers(config, LAYER | (QKV_BIASES if has_attention_biases(checkpoint) else {}), SPARSE | SHARED)
     return decoder_of(stacked(_squared(checkpoint)), config, layers, mixtral.build)
 
 
@@ -60,7 +56,3 @@ def _squared(checkpoint: Checkpoint) -> Checkpoint:
         if name.endswith(".ffn_gate_inp_shexp.weight") and len(weight.shape) == 1
     }
     return replace(checkpoint, tensors=checkpoint.tensors | rows)
-
-
-def _biases(checkpoint: Checkpoint, fields: Fields) -> bool:
-    return "blk.0.attn_q.bias" in checkpoint.tensors if checkpoint.gguf else fields.flag("qkv_bias", True)

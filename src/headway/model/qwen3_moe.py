@@ -10,10 +10,7 @@ from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, mixture_layers
 from headway.model.tensors import LAYER, QK_NORMS, attention_biases
 from headway.ops.routing import Routing
 
-DIALECT = Dialect(
-    understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS,
-    defaults={"max_position_embeddings": 32768, "num_experts_per_tok": 8, "decoder_sparse_step": 1},
-)  # fmt: skip
+DIALECT = Dialect(understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS)
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:

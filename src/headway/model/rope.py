@@ -179,7 +179,7 @@ def rope_from_hf(fields: Fields, head: int, layer_type: str = "", partial: bool 
     share = stated.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     if share > 1 or (share < 1 and not partial and kind != "proportional"):
         raise stated.fault("partial_rotary_factor", f"{share:g} is not supported for this kind of model; 1 is")
-    context = fields.size("max_position_embeddings", default=2048)
+    context = fields.size("max_position_embeddings")
     original = context
     if kind in _WITH_ORIGINAL:
         original = _original(fields, stated, context, bool(apart))
@@ -206,7 +206,7 @@ def rope_fields(fields: Fields, kind: str, theta: float, scaling: str = "") -> F
             raise nested.fault(name, f"is not a kind of layer; accepted: {', '.join(LAYER_KINDS)}")
     older = fields.group(scaling).values if scaling else {}
     values = {"rope_theta": theta, **nested.group(kind).values, **older}
-    return Fields({**fields.values, "rope_parameters": values, "rope_scaling": None}, fields.where, fields.error)
+    return fields.holding({**fields.values, "rope_parameters": values, "rope_scaling": None})
 
 
 def scaled_context(fields: Fields, context: int) -> int:

@@ -10,7 +10,6 @@ from headway.model.tensors import BESIDE_LAYERS, LAST_NORM_BIAS, NORM_BIASES, wi
 
 DIALECT = Dialect(
     understood=frozenset({"mlp_bias", "sliding_window"}),
-    defaults={"hidden_act": "gelu_pytorch_tanh"},
     gguf={"attention.sliding_window": "sliding_window"},
     layer_norms=True,
 )

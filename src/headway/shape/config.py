@@ -27,7 +27,7 @@ def shape_from_config(raw: Any, name: str = "") -> ModelShape:
         BadInput: not a language model, or a field is missing or impossible; names the field.
     """
     model_type, family, fields = open_config(raw)
-    size = dims(family, fields)
+    size = dims(fields)
     tensors, sparse = _tensors(family, fields, size)
     dtype = known_format(str(fields.values.get("dtype") or fields.values.get("torch_dtype"))) or FORMATS["bf16"]
     quantisation = stored(
@@ -52,7 +52,7 @@ def shape_from_config(raw: Any, name: str = "") -> ModelShape:
 def tensors_of(raw: Any) -> list[Tensor]:
     """The tensor inventory of a `config.json`: every name, shape and part."""
     _, family, fields = open_config(raw)
-    return _tensors(family, fields, dims(family, fields))[0]
+    return _tensors(family, fields, dims(fields))[0]
 
 
 def _tensors(family: Family, fields: Fields, size: Dims) -> tuple[list[Tensor], list[bool]]:

@@ -7,7 +7,7 @@ new family of the common kind is a new row. Checked tensor by tensor against che
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headway.core.errors import BadInput
@@ -24,7 +24,6 @@ class Family:
 
     Attributes:
         qkv_bias, o_bias: True, False, or None = as the config's `attention_bias` says.
-        qkv_bias_field: what says otherwise where `qkv_bias` is not None.
         qk_norm: "" none, "head" one per head width, "full" over all heads, "config" = head if `use_qk_norm`, "each" =
             one of each head if so, "apart" = the same, in tensors of their own.
         norms: the layer's norms of width d. norm_bias: they have biases, as has the last.
@@ -37,9 +36,9 @@ class Family:
         shared: how shared experts are stored: "", "sum" (n_shared_experts wide), "gated" (one, with its own gate).
         sinks: one learned sink per head. gated_attention: the query projection also makes an output gate.
         split_linear: linear attention keeps its projections as four matrices instead of two.
-        tied, head_dim, window_every: defaults of the config class, where public configs leave the key out. A layer is
-            full if (index + 1) % window_every == 0, else a window (`linear` attention for the hybrid families).
-        defaults: what the config class in transformers takes for further fields that config.json leaves out.
+        window_every: where config.json does not list kinds of layers, one is full if (index + 1) % window_every == 0,
+            else has a window (`linear` attention for the hybrid families).
+        defaults: what the config class in transformers takes for fields that config.json leaves out.
         shared_norm: with `use_parallel_residual` attention and MLP share the first norm.
         inner: intermediate_size, in widths of the model, where config.json leaves it out.
         unread: fields that the config class has no use for.
@@ -48,7 +47,6 @@ class Family:
     """
 
     qkv_bias: bool | None = None
-    qkv_bias_field: str = "attention_bias"
     o_bias: bool | None = None
     qk_norm: str = ""
     norms: tuple[str, ...] = NORMS_2
@@ -60,8 +58,6 @@ class Family:
     sinks: bool = False
     gated_attention: bool = False
     split_linear: bool = False
-    tied: bool = False
-    head_dim: int | None = None
     window_every: int = 0
     defaults: Mapping[str, Any] = field(default_factory=dict)
     norm_bias: bool = False
@@ -82,63 +78,81 @@ class Family:
         return name
 
     def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """A config's fields with those that it leaves out; null stays null."""
-        own: dict[str, Any] = {"tie_word_embeddings": True} if self.tied else {}
-        own |= {"head_dim": self.head_dim} if self.head_dim else {}
-        renamed = {ours: values[theirs] for ours, theirs in self.fields if theirs in values}
-        whole = own | dict(self.defaults) | dict(values) | renamed | dict.fromkeys(self.unread)
+        """A config's fields with those that it leaves out, under Llama's names too; null stays null."""
+        whole = dict(self.defaults) | dict(values)
+        if values.get("rope_scaling"):  # the older form of rope_parameters; a default of these does not count beside it
+            whole["rope_parameters"] = values.get("rope_parameters")
+        whole |= {ours: whole[theirs] for ours, theirs in self.fields if whole.get(theirs) is not None}
+        whole |= dict.fromkeys(self.unread)
         if self.inner and whole.get("intermediate_size") is None and isinstance(whole.get("hidden_size"), int):
             whole["intermediate_size"] = self.inner * whole["hidden_size"]
         return whole
 
 
+NO_BIAS: Mapping[str, Any] = {"qkv_bias": False, "o_bias": False}
+TIED = {"tie_word_embeddings": True}
+CONTEXT_2K = {"max_position_embeddings": 2048}
+EPS_5 = {"rms_norm_eps": 1e-5}
 MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
-QWEN = {
-    "num_key_value_heads": 32, "max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096,
-    "max_window_layers": 28,
+QWEN_WINDOW = {
+    "max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28,
 }  # fmt: skip
-GEMMA = {
+QWEN = QWEN_WINDOW | {"num_key_value_heads": 32}
+GEMMA = TIED | {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192}
+GEMMA_2 = GEMMA | {
     "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 2304, "intermediate_size": 9216,
     "num_hidden_layers": 26, "sliding_window": 4096, "query_pre_attn_scalar": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
 }  # fmt: skip
-GEMMA_2 = GEMMA | {
-    "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
-}  # fmt: skip
-GEMMA_3 = GEMMA | {
+GEMMA_3 = GEMMA_2 | {
     "vocab_size": 262208, "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+    "attn_logit_softcapping": None, "final_logit_softcapping": None,
 }  # fmt: skip
+GEMMA_ACT = (("hidden_act", "hidden_activation"),)
 WHOLE_HEADS = ("head_dim", "num_key_value_heads")
-BIASED = {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-5}
+BIASED = {"attention_bias": True, "mlp_bias": True} | EPS_5
 EPS = ("rms_norm_eps", "layer_norm_eps")
-COHERE = {"logit_scale": 0.0625, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
+COHERE = TIED | EPS_5 | {"logit_scale": 0.0625, "max_position_embeddings": 8192}
 GLM = {
     "attention_bias": True, "head_dim": 128, "num_key_value_heads": 2, "partial_rotary_factor": 0.5,
     "rms_norm_eps": 1.5625e-07, "max_position_embeddings": 131072,
 }  # fmt: skip
 LAYERNORMS = (("self_attn.q_norm", "self_attn.q_layernorm"), ("self_attn.k_norm", "self_attn.k_layernorm"))
-DEEPSEEK_V3 = Family(experts="mlp", shared="sum", router_bias=True)
+LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+# What the heirs of DeepSeek V3 take for fields that they leave out is not what it does itself.
+DEEPSEEK_V3 = Family(experts="mlp", shared="sum", router_bias=True, fields=(("head_dim", "qk_rope_head_dim"),))
+YARN_OF_GPT_OSS = {
+    "rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(),
-    "mistral": Family(qkv_bias=False, o_bias=False, defaults=MISTRAL),
-    "ministral": Family(qkv_bias=False, o_bias=False, defaults=MISTRAL),
-    "mixtral": Family(qkv_bias=False, o_bias=False, experts="block"),
+    "llama": Family(defaults=CONTEXT_2K),
+    "mistral": Family(**NO_BIAS, defaults=MISTRAL),
+    "ministral": Family(**NO_BIAS, defaults=MISTRAL),
+    "mixtral": Family(
+        **NO_BIAS, experts="block",
+        defaults=EPS_5 | {
+            "num_key_value_heads": 8, "max_position_embeddings": 131072, "rope_theta": 1e6, "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+    ),
     "smollm3": Family(
-        tied=True,
-        defaults={"num_key_value_heads": 4, "max_position_embeddings": 32768, "use_sliding_window": False},
+        defaults=TIED | {
+            "num_key_value_heads": 4, "max_position_embeddings": 32768, "use_sliding_window": False, "rope_theta": 2e6,
+        },
     ),
     "starcoder2": Family(
-        tied=True, norm_bias=True, plain_mlp=True,
-        defaults=BIASED | {
+        norm_bias=True, plain_mlp=True,
+        defaults=TIED | BIASED | {
             "num_key_value_heads": 2, "max_position_embeddings": 4096, "hidden_act": "gelu_pytorch_tanh",
         },
         fields=(("rms_norm_eps", "norm_epsilon"), ("attention_bias", "use_bias"), ("mlp_bias", "use_bias")),
         names=(("mlp.up_proj", "mlp.c_fc"), ("mlp.down_proj", "mlp.c_proj")),
     ),
     "gpt2": Family(
-        tied=True, norm_bias=True, plain_mlp=True, positions=True, transposed=True, fused_qkv=True, inner=4,
+        norm_bias=True, plain_mlp=True, positions=True, transposed=True, fused_qkv=True, inner=4,
         unread=WHOLE_HEADS,
-        defaults=BIASED | {"max_position_embeddings": 1024, "hidden_act": "gelu_new"},
+        defaults=TIED | BIASED | {"max_position_embeddings": 1024, "hidden_act": "gelu_new"},
         fields=(
             ("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head"),
             ("max_position_embeddings", "n_positions"), ("intermediate_size", "n_inner"),
@@ -153,9 +167,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gpt_neox": Family(
         norm_bias=True, plain_mlp=True, fused_qkv=True, unread=WHOLE_HEADS,
-        defaults=BIASED | {
-            "max_position_embeddings": 2048, "hidden_act": "gelu", "partial_rotary_factor": 0.25,
-            "use_parallel_residual": True,
+        defaults=BIASED | CONTEXT_2K | {
+            "hidden_act": "gelu", "partial_rotary_factor": 0.25, "use_parallel_residual": True,
         },
         fields=(EPS, ("partial_rotary_factor", "rotary_pct"), ("rope_theta", "rotary_emb_base")),
         names=(
@@ -167,9 +180,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "phi": Family(
         norms=NORMS_2[:1], norm_bias=True, plain_mlp=True, head_bias=True, qk_norm="config",
-        defaults=BIASED | {
-            "max_position_embeddings": 2048, "hidden_act": "gelu_new", "partial_rotary_factor": 0.5,
-        },
+        defaults=BIASED | CONTEXT_2K | {"hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
         fields=(EPS, ("use_qk_norm", "qk_layernorm")),
         names=(
             ("self_attn.o_proj", "self_attn.dense"), ("mlp.up_proj", "mlp.fc1"), ("mlp.down_proj", "mlp.fc2"),
@@ -178,57 +189,65 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "stablelm": Family(
         o_bias=False, norm_bias=True, shared_norm=True, qk_norm="apart", unread=WHOLE_HEADS[:1],
-        defaults={
-            "num_key_value_heads": 32, "max_position_embeddings": 4096, "partial_rotary_factor": 0.25,
-            "rms_norm_eps": 1e-5,
-        },
+        defaults=EPS_5 | {"num_key_value_heads": 32, "max_position_embeddings": 4096, "partial_rotary_factor": 0.25},
         fields=(EPS, ("attention_bias", "use_qkv_bias"), ("use_qk_norm", "qk_layernorm")), names=LAYERNORMS,
     ),
     "cohere": Family(
-        norms=NORMS_2[:1], tied=True, qk_norm="each", defaults=COHERE | {"rope_theta": 500000.0}, fields=(EPS,)
+        norms=NORMS_2[:1], qk_norm="each", defaults=COHERE | {"rope_theta": 500000.0}, fields=(EPS,)
     ),
     "cohere2": Family(
-        norms=NORMS_2[:1], tied=True, window_every=4, defaults=COHERE | {"sliding_window": 4096}, fields=(EPS,)
+        norms=NORMS_2[:1], window_every=4, defaults=COHERE | {"sliding_window": 4096}, fields=(EPS,)
     ),
     "nemotron": Family(
         norm_bias=True, plain_mlp=True,
-        defaults={
-            "max_position_embeddings": 4096, "hidden_act": "relu2", "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5,
-        },
+        defaults=EPS_5 | {"max_position_embeddings": 4096, "hidden_act": "relu2", "partial_rotary_factor": 0.5},
         fields=(("rms_norm_eps", "norm_eps"),),
     ),
-    "granite": Family(),
-    "granitemoe": Family(experts="block"),
-    "olmoe": Family(qk_norm="full", experts="mlp"),
-    "olmo2": Family(qk_norm="full", norms=NORMS_BEHIND),
+    "granite": Family(defaults=CONTEXT_2K),
+    "granitemoe": Family(
+        experts="block", defaults=CONTEXT_2K | {"num_local_experts": 8, "num_experts_per_tok": 2}
+    ),
+    "olmoe": Family(
+        qk_norm="full", experts="mlp",
+        defaults=EPS_5 | {"max_position_embeddings": 4096, "num_experts": 64, "num_experts_per_tok": 8},
+    ),
+    "olmo2": Family(qk_norm="full", norms=NORMS_BEHIND, defaults=EPS_5 | CONTEXT_2K),
     "olmo3": Family(
-        qk_norm="full", norms=NORMS_BEHIND, window_every=4, defaults={"sliding_window": 4096}
+        qk_norm="full", norms=NORMS_BEHIND, window_every=4,
+        defaults=EPS_5 | CONTEXT_2K | {"sliding_window": 4096, "rope_theta": 500000.0},
     ),
     "exaone4": Family(
-        qkv_bias=False, o_bias=False, qk_norm="head", norms=NORMS_BEHIND, window_every=4,
-        defaults={"sliding_window": 4096},
+        **NO_BIAS, qk_norm="head", norms=NORMS_BEHIND, window_every=4,
+        defaults=EPS_5 | CONTEXT_2K | {"sliding_window": 4096},
     ),
     "qwen2": Family(qkv_bias=True, o_bias=False, defaults=QWEN),
     "qwen2_moe": Family(
-        qkv_bias=True, qkv_bias_field="qkv_bias", o_bias=False, experts="mlp", shared="gated"),
-    "qwen3": Family(qk_norm="head", head_dim=128, defaults=QWEN),
-    "qwen3_moe": Family(qk_norm="head", experts="mlp"),
+        o_bias=False, experts="mlp", shared="gated", fields=(("attention_bias", "qkv_bias"),),
+        defaults=QWEN_WINDOW | {
+            "attention_bias": True, "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
+        },
+    ),
+    "qwen3": Family(qk_norm="head", defaults=QWEN | {"head_dim": 128}),
+    "qwen3_moe": Family(
+        qk_norm="head", experts="mlp",
+        defaults={
+            "num_key_value_heads": 4, "max_position_embeddings": 32768, "use_sliding_window": False,
+            "sliding_window": 4096, "num_local_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+        },
+    ),
     "qwen3_next": Family(qk_norm="head", experts="mlp", shared="gated", gated_attention=True, window_every=4),
     "qwen3_5_text": Family(qk_norm="head", gated_attention=True, split_linear=True, window_every=4),
     "qwen3_5_moe_text": Family(
         qk_norm="head", experts="mlp", shared="gated", gated_attention=True, split_linear=True, window_every=4
     ),
-    "gemma": Family(tied=True, head_dim=256),
-    "gemma2": Family(norms=NORMS_4, tied=True, head_dim=256, window_every=2, defaults=GEMMA_2),
-    "gemma3_text": Family(
-        norms=NORMS_4, qk_norm="head", tied=True, head_dim=256, window_every=6, defaults=GEMMA_3
-    ),
-    "gemma4_text": Family(tied=True, head_dim=256, experts="gemma4"),
+    "gemma": Family(defaults=GEMMA | {"num_key_value_heads": 16}),
+    "gemma2": Family(norms=NORMS_4, window_every=2, defaults=GEMMA_2, fields=GEMMA_ACT),
+    "gemma3_text": Family(norms=NORMS_4, qk_norm="head", window_every=6, defaults=GEMMA_3, fields=GEMMA_ACT),
+    "gemma4_text": Family(experts="gemma4", defaults=TIED | {"head_dim": 256}),
     "phi3": Family(
-        qkv_bias=False, o_bias=False, fused_qkv=True, fused_gate_up=True,
-        defaults={
-            "max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
-        },
+        **NO_BIAS, fused_qkv=True, fused_gate_up=True,
+        defaults=EPS_5 | {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
     ),
     "glm": Family(o_bias=False, fused_gate_up=True, defaults=GLM),
     "glm4": Family(
@@ -238,18 +257,46 @@ FAMILIES: Mapping[str, Family] = {
     "glm4_moe": Family(o_bias=False, qk_norm="config", experts="mlp", shared="sum", router_bias=True),
     "glm4_moe_lite": DEEPSEEK_V3,
     "glm_moe_dsa": DEEPSEEK_V3,
-    "deepseek_v2": Family(experts="mlp", shared="sum"),
-    "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v2": replace(
+        DEEPSEEK_V3, router_bias=False,
+        defaults=LATENT | CONTEXT_2K | {
+            "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407,
+        },
+    ),
+    "deepseek_v3": replace(
+        DEEPSEEK_V3,
+        defaults=LATENT | {
+            "max_position_embeddings": 4096, "first_k_dense_replace": 3, "n_routed_experts": 256, "n_group": 8,
+            "topk_group": 4, "num_experts_per_tok": 8, "n_shared_experts": 1, "moe_intermediate_size": 2048,
+        },
+    ),
     "deepseek_v32": DEEPSEEK_V3,
     "kimi_k2": DEEPSEEK_V3,
     "kimi_k25": DEEPSEEK_V3,
-    "gpt_oss": Family(experts="stacked", sinks=True, window_every=2, head_dim=64, qkv_bias=True, o_bias=True),
-    "minimax_m2": Family(qkv_bias=False, o_bias=False, qk_norm="full", experts="block", router_bias=True),
+    "gpt_oss": Family(
+        experts="stacked", sinks=True, window_every=2,
+        defaults=EPS_5 | {
+            "attention_bias": True, "head_dim": 64, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+            "sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4, "rope_theta": 150000.0,
+            "rope_parameters": YARN_OF_GPT_OSS,
+        },
+    ),
+    "minimax_m2": Family(**NO_BIAS, qk_norm="full", experts="block", router_bias=True),
+}  # fmt: skip
+# What GGUF files call a family, where that is not its `model_type`; of two with one name, that which can do more.
+IN_GGUF = {
+    "command-r": "cohere", "deepseek2": "deepseek_v2", "gemma3": "gemma3_text", "gpt-oss": "gpt_oss",
+    "gptneox": "gpt_neox", "olmo2": "olmo3", "phi2": "phi", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe",
 }  # fmt: skip
 # Multimodal wrappers and renamed checkpoints: the language model inside is planned, the encoder is not.
 RENAMED = {
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text", "gemma4": "gemma4_text",
 }  # fmt: skip
+
+
+def family_in_gguf(architecture: str) -> Family:
+    """What GGUF files call `architecture`; of one that is not listed, the common decoder."""
+    return FAMILIES.get(IN_GGUF.get(architecture, architecture), Family())
 
 
 WRAPPED = ("text_config", "llm_config", "language_config")  # where wrappers keep their language model's config
@@ -268,8 +315,10 @@ def language_model(fields: Fields) -> Fields:
     name = fields.values.get("model_type")
     name = RENAMED.get(name, name) if isinstance(name, str) else name
     family = FAMILIES.get(name) if isinstance(name, str) else None
-    values = fields.values if family is None else family.complete(fields.values) | {"model_type": name}
-    return Fields(values, fields.where, fields.error)
+    if family is None:
+        return fields
+    own = {ours: theirs for ours, theirs in family.fields if fields.has(theirs)}
+    return Fields(family.complete(fields.values) | {"model_type": name}, fields.where, fields.error, own)
 
 
 def open_config(raw: Any) -> tuple[str, Family, Fields]:

@@ -12,17 +12,11 @@ from typing import Any
 
 from headway.core.errors import BadInput
 from headway.core.fields import MAX_LAYERS, MAX_SIZE
-from headway.shape.families import FAMILIES
+from headway.shape.families import family_in_gguf
 from headway.shape.formats import FORMATS
 from headway.shape.model import ByPart, KVGroup, ModelShape, MoE
 
 NORMS = ("_norm", "output_norm", "rope_freqs", "sinks")
-# Where a file with windows does not say which layers have them: each but every so many; other archs: all.
-_WINDOWED = {
-    "cohere2": "cohere2", "exaone4": "exaone4", "gemma2": "gemma2", "gemma3": "gemma3_text", "gpt-oss": "gpt_oss",
-    "olmo2": "olmo3",
-}  # fmt: skip
-WINDOW_EVERY = {architecture: FAMILIES[name].window_every for architecture, name in _WINDOWED.items()}
 
 
 def shape_from_gguf(
@@ -140,7 +134,7 @@ def _groups(
 def _windowed(architecture: str, metadata: Mapping[str, Any], number: Any, layers: int) -> tuple[int, ...]:
     """Layers with a window; the pattern is a period or a flag per layer."""
     key = "attention.sliding_window_pattern"
-    pattern = metadata.get(f"{architecture}.{key}", WINDOW_EVERY.get(architecture, 0))
+    pattern = metadata.get(f"{architecture}.{key}", family_in_gguf(architecture).window_every)
     if not isinstance(pattern, list):
         period = number(key, pattern) if pattern else 0
         pattern = [not period or (layer + 1) % period != 0 for layer in range(layers)]

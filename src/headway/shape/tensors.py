@@ -40,7 +40,7 @@ class Dims(NamedTuple):
     tied: bool
 
 
-def dims(family: Family, fields: Fields) -> Dims:
+def dims(fields: Fields) -> Dims:
     layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     d = fields.size("hidden_size")
     heads = fields.size("num_attention_heads")
@@ -49,8 +49,8 @@ def dims(family: Family, fields: Fields) -> Dims:
         ffn=fields.size("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"),
         vocab=fields.size("vocab_size"),
         kv_heads=fields.size("num_key_value_heads", default=heads),
-        head=fields.size("head_dim", default=family.head_dim or max(1, d // heads)),
-        tied=fields.flag("tie_word_embeddings", family.tied),
+        head=fields.size("head_dim", default=max(1, d // heads)),
+        tied=fields.flag("tie_word_embeddings"),
     )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def inventory(family: Family, fields: Fields, kinds: list[str], sparse: list[boo
 
 def _inventory(family: Family, fields: Fields, kinds: list[str], sparse: list[bool]) -> Iterator[Tensor]:
     """The same, named as a Llama's and with matrices (out, in)."""
-    size = dims(family, fields)
+    size = dims(fields)
     yield Tensor("model.embed_tokens.weight", (size.vocab, size.d), "embed")
     if family.positions:
         yield Tensor("model.embed_positions.weight", (fields.size("max_position_embeddings"), size.d), "gathered")
@@ -107,8 +107,7 @@ def _linear(name: str, rows: int, columns: int, part: str, bias: bool = False) -
 def _attention(family: Family, fields: Fields, size: Dims, at: str) -> Iterator[Tensor]:
     """Multi-head, grouped-query or multi-query attention."""
     stated = fields.flag("attention_bias")
-    qkv_bias = stated if family.qkv_bias is None else fields.flag(family.qkv_bias_field, family.qkv_bias)
-    o_bias = stated if family.o_bias is None else (family.o_bias and qkv_bias)
+    qkv_bias, o_bias = (stated if own is None else own for own in (family.qkv_bias, family.o_bias))
     q, kv = size.heads * size.head, size.kv_heads * size.head
     if family.fused_qkv:
         yield from _linear(at + "qkv_proj", q + 2 * kv, size.d, "attention", qkv_bias)
