@@ -17,7 +17,7 @@ from headway.core.errors import ModelFileError
 from headway.core.fields import Fields
 from headway.model.checkpoint import Checkpoint
 from headway.model.family import Decoder
-from headway.model.load import FAMILIES
+from headway.model.load import FAMILIES, understood
 from headway.ops.weight import Weight
 from headway.shape.config import shape_from_config, tensors_of
 from headway.shape.families import FAMILIES as SHAPES
@@ -39,19 +39,19 @@ def sparse(model_type: str) -> dict[str, Any]:
     return {"model_type": model_type} | stated | STATED_TOO.get(model_type, {})
 
 
-def understood(raw: dict[str, Any]) -> Decoder:
+def decoder_of(raw: dict[str, Any]) -> Decoder:
     """What the engine makes of a config, and of the tensors that the planner thinks it has."""
     config = language_model(Fields(raw, "config.json", ModelFileError.of))
     names = [(tensor.name.format(copy), tensor.shape) for tensor in tensors_of(raw) for copy in range(tensor.copies)]
     weights = {name: Weight(name, shape, "f32", ZEROS[: 4 * math.prod(shape)]) for name, shape in names}
     family = config.text("model_type")
-    return FAMILIES[family](Checkpoint(Path("model"), False, family, config, weights))
+    return understood(Checkpoint(Path("model"), False, family, config, weights))
 
 
 @pytest.mark.parametrize("model_type", KNOWN_TO_BOTH)
 def test_engine_and_planner_read_a_sparse_config_alike(model_type: str) -> None:
     raw = sparse(model_type)
-    shape, decoder = shape_from_config(raw), understood(raw)
+    shape, decoder = shape_from_config(raw), decoder_of(raw)
     config, params = decoder.config, Counter[str]()
     for role, weight in decoder.weights.items():
         params[decoder.parts[role]] += math.prod(weight.shape)
@@ -70,4 +70,4 @@ def test_what_a_config_leaves_out_is_what_transformers_takes_it_for(model_type: 
     raw = sparse(model_type)
     whole = CONFIG_MAPPING[model_type](**{name: value for name, value in raw.items() if name != "model_type"}).to_dict()
     assert shape_from_config(raw) == shape_from_config(whole)
-    assert asdict(understood(raw).config) == asdict(understood(whole).config)
+    assert asdict(decoder_of(raw).config) == asdict(decoder_of(whole).config)

@@ -43,15 +43,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    return _decoder(checkpoint, DIALECT)
-
-
-def windowed_decoder(checkpoint: Checkpoint) -> Decoder:
-    """The same of Command R7B."""
-    return _decoder(checkpoint, WINDOWED)
-
-
-def _decoder(checkpoint: Checkpoint, dialect: Dialect) -> Decoder:
+    dialect = WINDOWED if checkpoint.architecture == "cohere2" else DIALECT
     config, fields = decoder_config(checkpoint, dialect), stated(checkpoint, dialect)
     unrotated = frozenset(range(config.layers)) - config.windowed if dialect is WINDOWED else frozenset()
     config = replace(config, logit_scale=optional_number(fields, "logit_scale", 1.0), unrotated=unrotated)

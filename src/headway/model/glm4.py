@@ -25,15 +25,8 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    return decoder_of(checkpoint, decoder_config(checkpoint, DIALECT), layer_of(checkpoint) | POST_NORMS, gemma2.build)
-
-
-def older_decoder(checkpoint: Checkpoint) -> Decoder:
-    """The same of the releases of 2024, without these norms."""
-    return decoder_of(checkpoint, decoder_config(checkpoint, DIALECT), layer_of(checkpoint), llama.build)
-
-
-def layer_of(checkpoint: Checkpoint) -> dict[str, TensorSpec]:
-    """A layer's tensors, with the biases that the checkpoint has."""
     biases = QKV_BIASES if has_attention_biases(checkpoint) else {}
-    return without(LAYER, "gate", "up") | FUSED_GATE_UP | biases
+    config, layer = decoder_config(checkpoint, DIALECT), without(LAYER, "gate", "up") | FUSED_GATE_UP | biases
+    if checkpoint.architecture == "glm":  # the releases of 2024
+        return decoder_of(checkpoint, config, layer, llama.build)
+    return decoder_of(checkpoint, config, layer | POST_NORMS, gemma2.build)

@@ -7,44 +7,13 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
 
 from headway.core.errors import BadInput, ModelFileError, shown
 from headway.core.fields import Fields
-from headway.model import (
-    cohere,
-    deepseek2,
-    deepseek_v2,
-    deepseek_v3,
-    exaone4,
-    gemma,
-    gemma2,
-    gemma3,
-    glm4,
-    gpt2,
-    gpt_neox,
-    gpt_oss,
-    granite,
-    granite_moe,
-    llama,
-    mistral,
-    mixtral,
-    nemotron,
-    olmo2,
-    olmo3,
-    olmoe,
-    phi,
-    phi3,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_moe,
-    smollm3,
-    stablelm,
-    starcoder2,
-)
 from headway.model.adapters import Adaptable, AdapterLimits, make_adaptable
 from headway.model.checkpoint import (
     Checkpoint,
@@ -62,49 +31,40 @@ from headway.ops.weight import plus_one
 from headway.shape.model import ByPart, ModelShape
 from headway.text.source import TokenizerSource
 
-# Architecture, as checkpoints name it -> family.
-FAMILIES = {
-    "llama": llama.decoder,
-    "cohere": cohere.decoder,
-    "cohere2": cohere.windowed_decoder,
-    "command-r": cohere.decoder,  # in GGUF
-    "deepseek2": deepseek2.decoder,  # in GGUF
-    "deepseek_v2": deepseek_v2.decoder,
-    "deepseek_v3": deepseek_v3.decoder,
-    "exaone4": exaone4.decoder,
-    "gemma": gemma.decoder,
-    "gemma2": gemma2.decoder,
-    "gemma3": gemma3.decoder,  # in GGUF
-    "gemma3_text": gemma3.decoder,
-    "glm": glm4.older_decoder,
-    "glm4": glm4.decoder,
-    "gpt2": gpt2.decoder,
-    "gpt_neox": gpt_neox.decoder,
-    "gptneox": gpt_neox.decoder,  # in GGUF
-    "granite": granite.decoder,
-    "gpt-oss": gpt_oss.decoder,  # in GGUF
-    "gpt_oss": gpt_oss.decoder,
-    "granitemoe": granite_moe.decoder,
-    "ministral": mistral.decoder,
-    "mistral": mistral.decoder,
-    "mixtral": mixtral.decoder,
-    "nemotron": nemotron.decoder,
-    "olmo2": olmo2.decoder,
-    "olmo3": olmo3.decoder,
-    "olmoe": olmoe.decoder,
-    "phi": phi.decoder,
-    "phi2": phi.decoder,  # in GGUF
-    "phi3": phi3.decoder,
-    "qwen2": qwen2.decoder,
-    "qwen2_moe": qwen2_moe.decoder,
-    "qwen2moe": qwen2_moe.decoder,
-    "qwen3": qwen3.decoder,
-    "qwen3_moe": qwen3_moe.decoder,
-    "qwen3moe": qwen3_moe.decoder,
-    "smollm3": smollm3.decoder,
-    "stablelm": stablelm.decoder,
-    "starcoder2": starcoder2.decoder,
+# Module of this package -> the architectures it understands, as folders and GGUF files name them.
+_MODULES = {
+    "llama": ("llama",),
+    "cohere": ("cohere", "cohere2", "command-r"),
+    "deepseek2": ("deepseek2",),
+    "deepseek_v2": ("deepseek_v2",),
+    "deepseek_v3": ("deepseek_v3",),
+    "exaone4": ("exaone4",),
+    "gemma": ("gemma",),
+    "gemma2": ("gemma2",),
+    "gemma3": ("gemma3", "gemma3_text"),
+    "glm4": ("glm", "glm4"),
+    "gpt2": ("gpt2",),
+    "gpt_neox": ("gpt_neox", "gptneox"),
+    "gpt_oss": ("gpt-oss", "gpt_oss"),
+    "granite": ("granite",),
+    "granite_moe": ("granitemoe",),
+    "mistral": ("ministral", "mistral"),
+    "mixtral": ("mixtral",),
+    "nemotron": ("nemotron",),
+    "olmo2": ("olmo2",),
+    "olmo3": ("olmo3",),
+    "olmoe": ("olmoe",),
+    "phi": ("phi", "phi2"),
+    "phi3": ("phi3",),
+    "qwen2": ("qwen2",),
+    "qwen2_moe": ("qwen2_moe", "qwen2moe"),
+    "qwen3": ("qwen3",),
+    "qwen3_moe": ("qwen3_moe", "qwen3moe"),
+    "smollm3": ("smollm3",),
+    "stablelm": ("stablelm",),
+    "starcoder2": ("starcoder2",),
 }
+FAMILIES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 @dataclass(frozen=True)
@@ -247,7 +207,7 @@ def open_model(
         raise ModelFileError(
             f"{path}: architecture {shown(checkpoint.architecture)} is not supported; accepted: {', '.join(FAMILIES)}"
         )
-    decoder = _family(checkpoint)(checkpoint)
+    decoder = understood(checkpoint)
     weights = decoder.weights.values()
     tokenizer = tokenizer_source(checkpoint, decoder.config.vocab_size)
     if chat_template is not None:
@@ -266,11 +226,17 @@ def open_model(
     return OpenModel(info, checkpoint, decoder)
 
 
-def _family(checkpoint: Checkpoint) -> Callable[[Checkpoint], Decoder]:
-    """What understands the checkpoint; GGUF files call Mixtral a llama."""
+def understood(checkpoint: Checkpoint) -> Decoder:
+    """A checkpoint of one of `FAMILIES`, as its family understands it.
+
+    Raises:
+        ModelFileError: config or tensors are not those of a model that the family runs.
+    """
+    module = FAMILIES[checkpoint.architecture]
     if checkpoint.gguf and checkpoint.config.values.get("llama.expert_count"):
-        return mixtral.decoder
-    return FAMILIES[checkpoint.architecture]
+        module = "mixtral"  # which GGUF files call a llama
+    decoder: Callable[[Checkpoint], Decoder] = import_module(f"headway.model.{module}").decoder
+    return decoder(checkpoint)
 
 
 def _name(checkpoint: Checkpoint) -> str:
