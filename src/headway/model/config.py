@@ -225,7 +225,7 @@ def has_mlp_biases(checkpoint: Checkpoint) -> bool:
 
 
 def _activation(fields: Fields) -> str:
-    name = fields.text("hidden_act", "silu")
+    name = fields.text("hidden_act", None if "hidden_act" in fields.values else "silu")  # null is no activation
     if name not in ACTIVATIONS:
         raise fields.fault("hidden_act", f"{shown(name)} is not supported; {', '.join(ACTIVATIONS)} are")
     return ACTIVATIONS[name]
@@ -258,8 +258,10 @@ def _stated_by_gguf(checkpoint: Checkpoint, dialect: Dialect) -> Fields:
             raise fields.fault(
                 key, f"{fields.values[key]} differs from the head size {head_dim}; that is not supported"
             )
-    implied: dict[str, Any] = {"head_dim": head_dim, "tie_word_embeddings": "output.weight" not in tensors}
-    implied |= {"hidden_act": family_in_gguf(checkpoint.architecture).defaults.get("hidden_act")}  # files never say it
+    activation = family_in_gguf(checkpoint.architecture).defaults.get("hidden_act", "silu")  # files never say it
+    implied: dict[str, Any] = {
+        "head_dim": head_dim, "tie_word_embeddings": "output.weight" not in tensors, "hidden_act": activation,
+    }  # fmt: skip
     if "token_embd.weight" in tensors:
         implied["vocab_size"] = tensors["token_embd.weight"].shape[0]
     values = {ours: fields.values[key] for key, ours in names.items() if fields.has(key)}

@@ -82,7 +82,7 @@ class Family:
         whole = dict(self.defaults) | dict(values)
         if values.get("rope_scaling"):  # the older form of rope_parameters; a default of these does not count beside it
             whole["rope_parameters"] = values.get("rope_parameters")
-        whole |= {ours: whole[theirs] for ours, theirs in self.fields if whole.get(theirs) is not None}
+        whole |= {ours: whole[theirs] for ours, theirs in self.fields if theirs in whole}
         whole |= dict.fromkeys(self.unread)
         if self.inner and whole.get("intermediate_size") is None and isinstance(whole.get("hidden_size"), int):
             whole["intermediate_size"] = self.inner * whole["hidden_size"]
@@ -317,7 +317,7 @@ def language_model(fields: Fields) -> Fields:
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
         return fields
-    own = {ours: theirs for ours, theirs in family.fields if fields.has(theirs)}
+    own = {ours: theirs for ours, theirs in family.fields if theirs in fields.values}
     return Fields(family.complete(fields.values) | {"model_type": name}, fields.where, fields.error, own)
 
 
