@@ -54,9 +54,10 @@ def waited_ms(pid: int) -> float:
 def chunk_microseconds(rounds: int = 100_000) -> float:
     """CPU to turn one delta into one event."""
     query = Query(
-        params=SamplingParams(), field="messages", id_prefix="chatcmpl-", format=partial(ChatFormat, None, None, True)  # type: ignore[arg-type]
+        model="model", params=SamplingParams(), field="messages", id_prefix="chatcmpl-",
+        format=partial(ChatFormat, None, None, True),  # type: ignore[arg-type]
     )  # fmt: skip
-    answer = Answer(query, [(Prompt((1,)), 1)], "model", "", 0)
+    answer = Answer(query, [(Prompt((1,)), 1)], "", 0)
     format, (choice,) = query.format(answer), answer.choices
     delta = Delta(id="a", choice=0, at=0, tokens=(1,), text=" story")
     begin = time.process_time()

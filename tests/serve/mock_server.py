@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from headway.core.bound import QueueBound
 from headway.core.errors import HeadwayError
-from headway.serve.lifecycle import Served, run
+from headway.serve.hosted import Served
+from headway.serve.lifecycle import run
 from headway.serve.options import ServeOptions
 from tests.serve.scripted import ByteTokenizer
 
@@ -29,18 +30,20 @@ def say(line: str) -> None:
 def main(options: dict) -> int:
     if options.pop("plain_loop", False):
         sys.modules["uvloop"] = None  # type: ignore[assignment]  # as where it is not installed
-    engine = json.dumps(options.pop("engine", {})).encode()
+    engines = options.pop("engines", {"scripted": options.pop("engine", {})})
     queue = msgspec.convert(options.pop("queue", {"requests": 1024, "tokens": 4_000_000}), QueueBound)
-    served = Served(
-        model="scripted",
-        engine_command=ENGINE,
-        engine_options=engine,
-        queue=queue,
-        load_text=ByteTokenizer,
-        say=say,
-    )
+    served = [
+        Served(
+            model=name,
+            engine_command=ENGINE,
+            engine_options=json.dumps(engine).encode(),
+            queue=queue,
+            load_text=ByteTokenizer,
+        )
+        for name, engine in engines.items()
+    ]
     try:
-        return run(msgspec.convert({"port": 0, **options}, ServeOptions), served)
+        return run(msgspec.convert({"port": 0, **options}, ServeOptions), served, say=say)
     except HeadwayError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -176,9 +176,9 @@ def test_metrics_can_be_parsed_while_busy(server: Server) -> None:
 def test_golden_names() -> None:
     """What dashboards, llm-d and the Gateway API's endpoint picker read."""
     from headway.engine.ipc import Status
-    from headway.serve.metrics import Metrics
+    from headway.serve.metrics import Metrics, render
 
-    text = Metrics("m").render(Status(10, 1, 1, 16), {})
+    text = render(Metrics("m").series(Status(10, 1, 1, 16)))
     for name in (
         "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total",
         "prefix_cache_hits_total", "num_preemptions_total", "prompt_tokens_total", "generation_tokens_total",

@@ -18,7 +18,8 @@ import pytest
 
 from headway.core.errors import BadInput
 from headway.serve import logs
-from headway.serve.lifecycle import Served, _bind, run
+from headway.serve.hosted import Served
+from headway.serve.lifecycle import _bind, run
 from headway.serve.options import ServeOptions
 from tests.serve.conftest import Server
 from tests.serve.scripted import ByteTokenizer
@@ -60,7 +61,7 @@ def test_addresses_that_are_none(host: str, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("sk-one")
     with pytest.raises(BadInput, match="--host"):
-        run(ServeOptions(host=host, api_key_file=keys and str(keys)), Served(model="m", load_text=ByteTokenizer))
+        run(ServeOptions(host=host, api_key_file=keys and str(keys)), [Served(model="m", load_text=ByteTokenizer)])
 
 
 def test_without_ipv6_localhost_still_works(monkeypatch: pytest.MonkeyPatch) -> None:

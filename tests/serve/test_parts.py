@@ -19,7 +19,7 @@ from headway.serve.dialects.openai.completion_logprobs import CompletionLogprobs
 from headway.serve.encode import Template, event, hole
 from headway.serve.errors import ApiError
 from headway.serve.logprobs import entries
-from headway.serve.metrics import Histogram, HttpDone, Metrics
+from headway.serve.metrics import Histogram, HttpDone, Metrics, ServerMetrics, gauges, render
 from tests.serve.conftest import parse_metrics
 from tests.serve.scripted import ByteTokenizer
 
@@ -75,11 +75,13 @@ def test_metrics_are_a_fold() -> None:
         Preempted(now=3 * S, id="a#1", wasted=11),
         Finished(now=4 * S, id="a", reason="stop", prompt_tokens=10, cached=4, generated=5, lived=4 * S),
         StepDone(now=4 * S, step=2, planned=3 * S, idle=0, rows=(0,), counts=(1,), emitted=(1,), shape=SHAPE),
-        HttpDone("/health", 200),
-        HttpDone("/health", 200),
     ):  # fmt: skip
         metrics.fold(happened)
-    now = parse_metrics(metrics.render(Status(10, 5, 2, 16), {"up": 1.0}).replace('a \\"model\\"', "m"))
+    http = ServerMetrics('a "model"')
+    for _ in range(2):
+        http.fold(HttpDone("/health", 200))
+    shown = render([*metrics.series(Status(10, 5, 2, 16)), *http.series(), *gauges('a "model"', {"up": 1.0})])
+    now = parse_metrics(shown.replace('a \\"model\\"', "m"))
     expected = {
         "requests_total": 2, "requests_running": 0, "requests_waiting": 1, "kv_cache_usage": 0.5,
         "prompt_tokens_total": 10, "generation_tokens_total": 6, "prefix_cache_queries_total": 10,

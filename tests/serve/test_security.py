@@ -18,7 +18,8 @@ from headway.core.errors import BadInput
 from headway.serve import protocol
 from headway.serve.auth import Keys, is_loopback, read_keys
 from headway.serve.errors import ApiError, clean
-from headway.serve.lifecycle import Served, run
+from headway.serve.hosted import Served
+from headway.serve.lifecycle import run
 from headway.serve.options import ServeOptions
 from tests.serve.conftest import Server
 from tests.serve.scripted import ByteTokenizer
@@ -99,7 +100,7 @@ def test_caches_are_apart_for_each_key(guarded: Server) -> None:
 def test_a_public_address_without_a_key_is_refused(tmp_path: Path) -> None:
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
         with pytest.raises(BadInput, match="--api-key-file"):
-            run(ServeOptions(host=host), Served(model="m", load_text=ByteTokenizer))
+            run(ServeOptions(host=host), [Served(model="m", load_text=ByteTokenizer)])
     assert all(map(is_loopback, ("localhost", "LOCALHOST", "127.9.9.9", "::1", "::ffff:127.0.0.1")))
     assert not any(map(is_loopback, ("localhost.evil.example", "::ffff:192.0.2.1", "::", "")))
 

@@ -60,7 +60,7 @@ def read(fields: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
 
 
 class Answers:
-    """Writes lines of an output file. It stands where a server would (`serve.dialect.Host`)."""
+    """Writes lines of an output file. It stands where a server and its one model would (`serve.dialect`)."""
 
     created = 0
     ready: Ready | None = None
@@ -68,7 +68,8 @@ class Answers:
 
     def __init__(self, llm: LLM) -> None:
         engine = llm.engine
-        self.model = engine.info.name
+        self.name = engine.info.name
+        self.models = [self]
         self.reader = PromptReader(ModelText(engine.info), engine.max_model_len, engine.default_params)
 
     @property
@@ -76,9 +77,9 @@ class Answers:
         """None may be named: `--adapter` is the whole run's."""
         return {}
 
-    def check_model(self, model: str | None) -> str:
+    def find(self, name: str | None) -> tuple[Answers, str]:
         """Whatever a line calls the model: it is answered by the one there is."""
-        return ""
+        return self, ""
 
     def encode(
         self, id: str | int, request: ChatRequest | CompletionRequest, result: Completion | HeadwayError
@@ -96,7 +97,7 @@ class Answers:
 
     def _body(self, request: ChatRequest | CompletionRequest, result: Completion) -> bytes:
         query = chat(request, self) if isinstance(request, ChatRequest) else completions(request, self)
-        answer = self.reader.answer(query, self.model, "", result.arrival, None)
+        answer = self.reader.answer(query, "", result.arrival, None)
         (prompt,) = answer.prompts
         prompt.logprobs, prompt.cached = result.prompt_logprobs, result.cached_tokens
         for choice, made in zip(answer.choices, result.choices, strict=True):

@@ -2,47 +2,76 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from headway.cli import options
+from headway.core.options import declared
 from headway.engine.options import EngineOptions
 from headway.serve.options import ServeOptions
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+MODEL = declared(EngineOptions)["model"]
 
 
 @app.command()
 @options.with_options("server", ServeOptions)
-@options.with_engine()
-def serve(engine: EngineOptions, server: ServeOptions) -> None:
-    """Serve a model over HTTP, as OpenAI's API does. Ctrl-C or SIGTERM finishes running requests, then stops."""
+@options.with_engine(*(name for name in declared(EngineOptions) if name != MODEL.name))
+def serve(
+    engine: EngineOptions,
+    server: ServeOptions,
+    model: Annotated[
+        list[str] | None, typer.Argument(help=f"{MODEL.help} Several are served by an engine each.")
+    ] = None,
+) -> None:
+    """Serve models over HTTP, as OpenAI's API does. Ctrl-C or SIGTERM finishes running requests, then stops."""
     import sys
+    from functools import partial
 
     import msgspec
 
     from headway.cli.terminal import fetching
     from headway.core.errors import BadInput
+    from headway.engine.several import divided
     from headway.model.load import describe
     from headway.model.source import DEFAULT_MODEL
     from headway.serve import logs
-    from headway.serve.lifecycle import Served, run
+    from headway.serve.hosted import Served
+    from headway.serve.lifecycle import run
     from headway.serve.model_text import ModelText
 
     logs.configure(server.log_level, server.access_log)
     with fetching() as progress:
-        info = describe(engine.model or DEFAULT_MODEL, progress, engine.chat_template)
-    engine, name = msgspec.structs.replace(engine, model=str(info.path)), server.served_model_name or info.name
-    if name in engine.loras:
-        raise BadInput("--lora", f"{name!r} is the model itself; give the adapter another name")
+        infos = [describe(source, progress, engine.chat_template) for source in model or [DEFAULT_MODEL]]
+    names = server.served_model_name or [info.name for info in infos]
+    if len(names) != len(infos):
+        raise BadInput("--served-model-name", f"{len(names)} names for {len(infos)} models; give each model one")
+    known = dict(zip(names, infos, strict=True))
+    if len(known) < len(infos):
+        twice = next(name for name in names if list(names).count(name) > 1)
+        raise BadInput("model", f"two are called {twice!r}; --served-model-name, once for each, tells them apart")
+    engines = divided(engine, known)
+    for name in known:
+        if name in engines[name].loras:
+            raise BadInput("--lora", f"{name!r} is the model itself; give the adapter another name")
     if server.allow_lora_loading is not None and not engine.lora_room:
         raise BadInput("--allow-lora-loading", "there is no room for adapters; --max-loras makes some")
-    served = Served(
-        model=name,
-        engine_options=msgspec.json.encode(engine),
-        queue=engine.queue,
-        load_text=lambda: ModelText(info),
-        chats=info.tokenizer.chat_template is not None,
-        say=lambda line: print(line, flush=True),
-        complain=lambda line: print(f"headway serve: {line}", file=sys.stderr, flush=True),
+    served = [
+        Served(
+            model=name,
+            engine_options=msgspec.json.encode(engines[name]),
+            queue=engine.queue,
+            load_text=partial(ModelText, info),
+            chats=info.tokenizer.chat_template is not None,
+        )
+        for name, info in known.items()
+    ]
+    raise typer.Exit(
+        run(
+            server,
+            served,
+            say=lambda line: print(line, flush=True),
+            complain=lambda line: print(f"headway serve: {line}", file=sys.stderr, flush=True),
+        )
     )
-    raise typer.Exit(run(server, served))

@@ -33,6 +33,7 @@ from headway.model.load import Model, ModelInfo, open_model
 from headway.model.source import DEFAULT_MODEL, DEFAULT_SAMPLING, Progress, cache_folder, is_default, merges_folder
 from headway.ops.protocol import Backend, CacheLayout
 from headway.ops.registry import Setup, backends, find_backend
+from headway.roofline.hardware import GIB
 from headway.roofline.memory import PROCESS, MemoryPlan, cut_pools, logit_bytes
 from headway.roofline.timing import Timing
 from headway.scheduling.policies import policy_named
@@ -240,7 +241,7 @@ def build_engine(
     if backends()[backend.name].blas:
         _limit_blas(options.threads, threads)
     _check_deterministic(options, backend)
-    free = free_memory()
+    free = free_memory() if options.memory_gib is None else min(free_memory(), int(options.memory_gib * GIB))
     source = DEFAULT_MODEL if options.model is None else options.model
     opened = open_model(source, progress, options.chat_template)
     tokenizer = Tokenizer(opened.info.tokenizer, cache=merges_folder())

@@ -72,6 +72,10 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             least=1,
         ),
     ] = None
+    memory_gib: Annotated[
+        float | None,
+        Option("Most GiB of memory for weights, cache and all else; default: all that is free.", above=0),
+    ] = None
     kv_cache_gib: Annotated[float | None, Option("GiB for the KV cache; default: from free memory.", above=0)] = None
     max_model_len: Annotated[
         int | None, Option("Longest prompt + output in tokens; default: the model's context.", least=1)

@@ -113,6 +113,12 @@ def activation_bytes(shape: ModelShape, tokens: int, gpus: int = 1) -> float:
     return 2.0 * tokens * (2 * shape.d_model + 2 * widest) + 2 * logit_bytes(shape, min(tokens, 256))
 
 
+def shares(usable: float, needs: Sequence[float]) -> list[float]:
+    """What each of several engines on one device may use: its need, and an equal part of what all needs leave."""
+    left = usable - sum(needs)
+    return [need + left / len(needs) for need in needs]
+
+
 def logit_bytes(shape: ModelShape, rows: int) -> int:
     """Logits of so many rows; a sampler keeps a copy of them."""
     return 4 * rows * shape.vocab

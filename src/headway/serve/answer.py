@@ -49,7 +49,8 @@ class Query:
         params: how to sample; its `max_tokens` is not looked at.
         max_tokens: most tokens to generate; None = what the context holds, 0 = none, for the sake of an echo.
         max_context: most tokens of prompt and output together, if that is less than the model's context.
-        adapter: the LoRA adapter that answers; "" = the model itself.
+        model: who answers.
+        adapter: the LoRA adapter over it; "" = the model itself.
         priority: its class; a lower one goes first.
         stream: answer piece by piece.
         echo: the answer begins with the prompt.
@@ -68,6 +69,7 @@ class Query:
     params: SamplingParams
     max_tokens: int | None = None
     max_context: int | None = None
+    model: str
     adapter: str = ""
     priority: int = 0
     stream: bool = False
@@ -115,6 +117,7 @@ class Answer:
         deadline: seconds after it at which the request ends; None = never.
 
     Attributes:
+        model: as the answer calls it.
         created: Unix seconds.
         submits: what the engine is asked, one per prompt of `prompts`.
         choices: in order of their index.
@@ -127,14 +130,13 @@ class Answer:
         self,
         query: Query,
         prompts: Sequence[tuple[Prompt, int]],
-        model: str,
         tenant: str,
         arrival: int,
         deadline: float | None = None,
     ) -> None:
         self.query = query
         self.id = query.id_prefix + secrets.token_hex(12)
-        self.model = model
+        self.model = query.adapter or query.model
         self.created = int(time.time())
         self.arrival = arrival
         self.submits = [

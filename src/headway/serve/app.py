@@ -7,8 +7,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from enum import Enum
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import headway
 from headway.core.errors import BadInput, HeadwayError, shown
-from headway.engine.ipc import Ready
 from headway.engine.machine import wall_clock
 from headway.serve.answer import DEADLINE_HEADER, Answer, Query
 from headway.serve.auth import Keys, check_host, header
@@ -31,12 +29,11 @@ from headway.serve.dialects import DIALECTS, dialect_of
 from headway.serve.encode import json_bytes
 from headway.serve.errors import ApiError, from_headway, from_msgspec
 from headway.serve.generate import Generation
+from headway.serve.hosted import HostedModel, Phase
 from headway.serve.limits import BodyBudget, check_json
-from headway.serve.link import EngineLink
 from headway.serve.logs import log_access
-from headway.serve.metrics import CONTENT_TYPE, HttpDone, Metrics
+from headway.serve.metrics import CONTENT_TYPE, HttpDone, ServerMetrics, render
 from headway.serve.openapi import document
-from headway.serve.text import PromptReader, Text
 from headway.serve.text_pool import TextPool
 
 PROBES = ("/health", "/ready")  # need no key
@@ -48,54 +45,34 @@ log = logging.getLogger("headway.serve")
 T = TypeVar("T")
 
 
-class Phase(Enum):
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    DEAD = "dead"
-
-
 class Api:
     """The handlers and what they share; a `Host` to the dialects.
 
     Args:
-        model: the name clients use.
+        models: one or more; requests name theirs.
+        metrics: of the server itself.
         created: when the server started, Unix seconds.
-        stall_seconds: /health fails when the engine has work and no step ended for so long.
+        stall_seconds: /health fails when an engine has work and no step ended for so long.
         lora_folder: where LoRA adapters may be loaded from on request; None = nowhere.
-
-    Attributes:
-        phase: what the server is doing; set by `lifecycle`.
     """
 
     def __init__(
         self,
-        link: EngineLink,
-        metrics: Metrics,
+        models: Sequence[HostedModel],
+        metrics: ServerMetrics,
         budget: BodyBudget,
-        model: str,
         created: int,
         stall_seconds: float,
         lora_folder: Path | None = None,
     ) -> None:
-        self._link = link
+        self.models = models
         self._metrics = metrics
         self._budget = budget
         self._stall_seconds = stall_seconds
         self._pool = TextPool()
-        self._reader: PromptReader | None = None
         self._document = document()
-        self.model = model
         self.created = created
         self.lora_folder = lora_folder
-        self.ready: Ready | None = None
-        self.phase = Phase.LOADING
-
-    def opened(self, text: Text, ready: Ready) -> None:
-        """The model is loaded: accept requests."""
-        self._reader = PromptReader(text, ready.max_model_len, ready.default_params)
-        self.ready = ready
-        self.phase = Phase.READY
 
     def routes(self) -> list[Route]:
         return [
@@ -125,75 +102,77 @@ class Api:
         return Route(endpoint.path, post, methods=["POST"])
 
     async def _post(self, request: Request, endpoint: Endpoint, decoder: msgspec.json.Decoder[Any]) -> ASGIApp:
-        reader = self.reader
+        self._check_open()
         tenant = request.scope["headway.tenant"]
         deadline = _deadline(request.headers.get(DEADLINE_HEADER))
 
         def work() -> Answer | AdapterChange | bytes:
             value = endpoint.answer(_decoded(raw, decoder), self)
             if isinstance(value, Query):
-                return reader.answer(value, value.adapter or self.model, tenant, arrival, deadline)
+                return self._named(value.model).reader.answer(value, tenant, arrival, deadline)
             return value if isinstance(value, AdapterChange) else json_bytes(value)
 
         async with self._budget.read(request) as raw:
             arrival = wall_clock().now()  # waiting for a thread and tokenising are part of a request's wait
             value = await self._pool.run(len(raw), work)
         if isinstance(value, AdapterChange):
-            await self._link.change_adapters(value.command)
+            await self._named(value.model).link.change_adapters(value.command)
             return _json(value.answer())
         if isinstance(value, bytes):
             return Response(value, media_type="application/json")
-        _ = self.reader  # it may have begun to drain meanwhile
-        return Generation(self._link, self._pool, value)
+        model = self._named(value.query.model)
+        _ = model.reader  # it may have begun to drain meanwhile
+        return Generation(model.link, self._pool, value)
 
-    @property
-    def reader(self) -> PromptReader:
-        if self.phase is Phase.LOADING:
-            raise ApiError(503, "the model is still being loaded", code="loading", retry_after=5)
-        if self.phase is Phase.DRAINING:
-            raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=10)
-        if self.phase is Phase.DEAD or self._reader is None:
-            raise ApiError(503, "the engine has stopped", code="engine_dead", retry_after=10)
-        return self._reader
+    def _check_open(self) -> None:
+        """
+        Raises:
+            ApiError: 503, no model accepts requests now, whichever a body will name.
+        """
+        if all(model.phase is not Phase.READY for model in self.models):
+            _ = min(self.models, key=_badness).reader
 
-    @property
-    def adapters(self) -> Mapping[str, str]:
-        return self._link.adapters
+    def _named(self, name: str) -> HostedModel:
+        return next(model for model in self.models if model.name == name)
 
-    def check_model(self, model: str | None) -> str:
-        if model is None or model == self.model:
-            return ""
-        if model in self.adapters:
-            return model
-        has = f"{self.model!r} only" if not self.adapters else ", ".join(map(repr, (self.model, *self.adapters)))
+    def find(self, name: str | None) -> tuple[HostedModel, str]:
+        if name is None and len(self.models) == 1:
+            return self.models[0], ""
+        for model in self.models:
+            if name == model.name:
+                return model, ""
+        for model in self.models:
+            if name is not None and name in model.adapters:
+                return model, name
+        names = [name for model in self.models for name in (model.name, *model.adapters)]
+        has = f"{names[0]!r} only" if len(names) == 1 else ", ".join(map(repr, names))
+        if name is None:
+            raise ApiError(400, f"model: say which; this server has {has}", param="model", code="missing_field")
         raise ApiError(404, f"model: this server has {has}", param="model", code="model_not_found")
 
     # About the server
 
     async def health(self, request: Request) -> Response:
-        """Whether the process lives and its engine steps on: read, never asked of the engine."""
-        idle = self._link.idle_seconds()
+        """Whether the process lives and its engines step on: read, never asked of an engine. It fails as soon as one of
+        several engines does: whoever watches the server is to start it anew, though the other models go on."""
+        idle = max(model.link.idle_seconds() for model in self.models)
         stuck = idle > self._stall_seconds
-        phase = Phase.DEAD if self._link.dead else self.phase
+        phase = max(self.models, key=_badness).current_phase
         good = phase in (Phase.READY, Phase.DRAINING) and not stuck
         status = "ok" if good else "stuck" if stuck else phase.value
         body = {"status": status, "seconds_since_step": round(idle, 3)}
         return _json(body, 200 if good else 503)
 
     async def readiness(self, request: Request) -> Response:
-        _ = self.reader
+        """Whether every model that has an engine accepts requests."""
+        living = [model for model in self.models if model.phase is not Phase.DEAD]
+        for model in living or self.models:
+            _ = model.reader
         return _json({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
-        gauges = {
-            "up": float(self.phase in (Phase.READY, Phase.DRAINING)),
-            "seconds_since_step": self._link.idle_seconds(),
-            "queue_requests": float(len(self._link.backlog)),
-            "queue_prompt_tokens": float(self._link.backlog.tokens),
-            "http_active": float(self._link.active),
-            "step_times_are_estimates": float(self.ready is not None and self.ready.step_times == "estimate"),
-        }
-        return Response(self._metrics.render(self._link.status, gauges), media_type=CONTENT_TYPE)
+        series = [*self._metrics.series(), *(one for model in self.models for one in model.series())]
+        return Response(render(series), media_type=CONTENT_TYPE)
 
     async def root(self, request: Request) -> Response:
         """For people, and for clients of Ollama, which look here whether a server is there."""
@@ -207,6 +186,10 @@ class Api:
 
     def close(self) -> None:
         self._pool.close()
+
+
+def _badness(model: HostedModel) -> int:
+    return list(Phase).index(model.current_phase)
 
 
 def _deadline(given: str | None) -> float | None:

@@ -7,7 +7,7 @@ beside the others and a name in that list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,20 +20,16 @@ from headway.serve.errors import ApiError
 from headway.serve.text import PromptReader
 
 
-class Host(Protocol):
-    """What an endpoint may know of the server.
+class ModelHost(Protocol):
+    """What an endpoint may know of a model.
 
     Attributes:
-        model: the name clients use.
-        created: when the server started, Unix seconds.
-        ready: the loaded model; None while it is being loaded.
-        lora_folder: where LoRA adapters may be loaded from on request; None = nowhere.
+        name: what clients call it.
+        ready: what its engine said; None while it is being loaded.
     """
 
-    model: str
-    created: int
+    name: str
     ready: Ready | None
-    lora_folder: Path | None
 
     @property
     def adapters(self) -> Mapping[str, str]:
@@ -48,11 +44,27 @@ class Host(Protocol):
         """
         ...
 
-    def check_model(self, model: str | None) -> str:
-        """The LoRA adapter that a request's `model` names; "" of the model itself, or none.
+
+class Host(Protocol):
+    """What an endpoint may know of the server.
+
+    Attributes:
+        created: when the server started, Unix seconds.
+        lora_folder: where LoRA adapters may be loaded from on request; None = nowhere.
+    """
+
+    created: int
+    lora_folder: Path | None
+
+    @property
+    def models(self) -> Sequence[ModelHost]: ...
+
+    def find(self, name: str | None) -> tuple[ModelHost, str]:
+        """The model that a request's `model` names, and the LoRA adapter over it; "" = none. Where there is one model,
+        None is that.
 
         Raises:
-            ApiError: 404, a model this server does not have.
+            ApiError: 404, a model this server does not have; 400, it has several.
         """
         ...
 
@@ -62,10 +74,12 @@ class AdapterChange:
     """What an endpoint asks of the engine instead of an answer.
 
     Attributes:
+        model: whose engine.
         command: to load a LoRA adapter, or to forget it.
         answer: what to answer when that is done, as JSON.
     """
 
+    model: str
     command: LoadAdapter | UnloadAdapter
     answer: Callable[[], Any]
 

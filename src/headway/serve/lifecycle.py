@@ -1,7 +1,7 @@
 """The life of a server: bind, load, serve, drain, stop; and the exit code that says how it ended.
 
-0  stopped when asked, after draining            2  an option or the model is at fault
-1  the engine died                               128 + signal  a second signal: stopped at once
+0  stopped when asked, after draining            2  an option or a model is at fault
+1  an engine died (of several: and then a stop)  128 + signal  a second signal: stopped at once
 """
 
 from __future__ import annotations
@@ -9,34 +9,32 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
 
-from headway.core.bound import QueueBound
 from headway.core.errors import BadInput
+from headway.engine.ipc import Failed
 from headway.engine.machine import event_loop_factory
-from headway.engine.options import EngineOptions
-from headway.serve.admission import Backlog
-from headway.serve.app import Api, Gate, Phase
+from headway.serve.app import Api, Gate
 from headway.serve.auth import Keys, is_loopback, read_keys
 from headway.serve.cors import Cors
 from headway.serve.errors import ApiError
+from headway.serve.hosted import HostedModel, Phase, Served
 from headway.serve.limits import BodyBudget, raise_file_limit
-from headway.serve.link import EngineLink
-from headway.serve.metrics import LoopLag, Metrics
+from headway.serve.metrics import LoopLag, ServerMetrics
 from headway.serve.options import ServeOptions
 from headway.serve.protocol import SWEEP_SECONDS, GuardedProtocol
-from headway.serve.text import Text
 
 LAG_SECONDS = 0.1  # how often the event loop's lag is sampled
 POLL_SECONDS = 0.05
@@ -50,32 +48,17 @@ def _complain(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Served:
-    """What a server serves, and where it speaks to its operator.
+def run(
+    options: ServeOptions,
+    served: Sequence[Served],
+    say: Callable[[str], None] = print,
+    complain: Callable[[str], None] = _complain,
+) -> int:
+    """Serve until a signal or the death of the last engine -> exit code.
 
-    Attributes:
-        model: the name clients use.
-        engine_command: starts the engine process.
-        engine_options: one line of JSON for it.
-        queue: the bound on what waits.
-        load_text: makes the text side; called in a thread.
-        chats: whether the model has a chat template.
-        say, complain: print a line for the operator: how things go, and why the engine is gone.
-    """
-
-    model: str
-    engine_command: Sequence[str] = (sys.executable, "-m", "headway.engine.process")
-    engine_options: bytes = b"{}"
-    queue: QueueBound = EngineOptions().queue
-    load_text: Callable[[], Text]
-    chats: bool = True
-    say: Callable[[str], None] = print
-    complain: Callable[[str], None] = _complain
-
-
-def run(options: ServeOptions, served: Served) -> int:
-    """Serve until a signal or the engine's death -> exit code.
+    Args:
+        served: one or more models, of different names.
+        say, complain: print a line for the operator: how things go, and why an engine is gone.
 
     Raises:
         BadInput: an option is at fault; nothing was started.
@@ -90,7 +73,7 @@ def run(options: ServeOptions, served: Served) -> int:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # texts are encoded in our own threads, beside a busy engine
     with ExitStack() as closing, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         socks = [closing.enter_context(sock) for sock in _bind(host, options.port)]
-        return runner.run(_Life(options, served, keys, socks).live())
+        return runner.run(_Life(options, served, keys, socks, say, complain).live())
 
 
 def _bind(host: str, port: int) -> list[socket.socket]:
@@ -149,20 +132,27 @@ class _Server(uvicorn.Server):
 
 
 class _Life:
-    def __init__(self, options: ServeOptions, served: Served, keys: Keys, socks: Sequence[socket.socket]) -> None:
+    def __init__(
+        self,
+        options: ServeOptions,
+        served: Sequence[Served],
+        keys: Keys,
+        socks: Sequence[socket.socket],
+        say: Callable[[str], None],
+        complain: Callable[[str], None],
+    ) -> None:
         self._options = options
-        self._served = served
         self._socks = list(socks)
+        self._say = say
+        self._complain = complain
         self._signals: list[signal.Signals] = []
         self._asked = asyncio.Event()
-        metrics = Metrics(served.model)
+        self._models = [HostedModel(one) for one in served]
+        self._links = [model.link for model in self._models]
+        metrics = ServerMetrics(served[0].model if len(served) == 1 else "")
         self._fold = metrics.fold
-        backlog = Backlog(served.queue)
-        self._link = EngineLink(served.engine_command, served.engine_options, backlog, metrics.fold)
         budget = BodyBudget(int(options.max_body_mib * 2**20))
-        self._api = Api(
-            self._link, metrics, budget, served.model, int(time.time()), options.stall_timeout, _lora_folder(options)
-        )
+        self._api = Api(self._models, metrics, budget, int(time.time()), options.stall_timeout, _lora_folder(options))
         config = uvicorn.Config(
             Gate(self._api, keys, Cors(options.cors_origin)),
             http=GuardedProtocol,
@@ -182,7 +172,8 @@ class _Life:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
-        await self._link.start()
+        for link in self._links:
+            await link.start()
         serving = asyncio.create_task(self._server.serve(sockets=self._socks))
         watches = [asyncio.create_task(self._sample_lag()), asyncio.create_task(self._sweep())]
         try:
@@ -192,85 +183,117 @@ class _Life:
                 watch.cancel()
             self._server.should_exit = True
             await serving
-            await self._link.stop()
+            await asyncio.gather(*(link.stop() for link in self._links))
             self._api.close()
 
     def _signalled(self, number: signal.Signals) -> None:
         self._signals.append(number)
         self._asked.set()
         if len(self._signals) > 1:  # now: nothing is waited for, nothing is left behind
-            self._served.say("second signal: stopping at once")
-            self._link.kill()
-            self._link.remove_folder()
+            self._say("second signal: stopping at once")
+            for link in self._links:
+                link.kill()
+                link.remove_folder()
             os._exit(128 + number)
 
     async def _serve(self) -> int:
-        text = asyncio.create_task(asyncio.to_thread(self._served.load_text))
         asked = asyncio.create_task(self._asked.wait())
-        settled = asyncio.create_task(self._link.settled())
-        await asyncio.wait((settled, asked), return_when=asyncio.FIRST_COMPLETED)
-        if not self._link.failed and self._link.ready:
-            self._api.opened(await text, self._link.ready)
-            self._announce()
-            gc.collect()
-            gc.freeze()
-            ended = asyncio.create_task(self._link.ended())
-            await asyncio.wait((ended, asked), return_when=asyncio.FIRST_COMPLETED)
-        if self._link.failed and not self._signals:
-            return await self._fail()
-        await self._drain()
-        return 1 if self._link.failed else 0
+        loading = asyncio.create_task(self._load())
+        await asyncio.wait((loading, asked), return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            await self._drain()
+            return 0
+        failed = loading.result()
+        if failed is not None:
+            return failed.exit_code or 1
+        for model in self._models:
+            model.phase = Phase.READY
+        self._announce()
+        gc.collect()
+        gc.freeze()
+        ended = asyncio.gather(*(self._mourn(model) for model in self._models))
+        await asyncio.wait((ended, asked), return_when=asyncio.FIRST_COMPLETED)
+        if self._signals:
+            await self._drain()
+        else:
+            await asyncio.sleep(LINGER_SECONDS)
+        ended.cancel()  # what ends from now on was asked to
+        return 1 if any(link.failed for link in self._links) else 0
+
+    async def _load(self) -> Failed | None:
+        """Return when every model is loaded, or why one cannot be."""
+        for loaded in asyncio.as_completed([model.load() for model in self._models]):
+            await loaded
+            for model in self._models:
+                if model.link.failed is not None:
+                    self._complain(f"{self._whose(model)}{model.link.failed.message}")
+                    return model.link.failed
+        return None
+
+    def _whose(self, model: HostedModel) -> str:
+        """Before a line about one of several models."""
+        return f"{model.name}: " if len(self._models) > 1 else ""
 
     def _announce(self) -> None:
-        ready = self._link.ready
-        assert ready is not None
         host, port = self._socks[0].getsockname()[:2]
-        for line in ready.notes:
-            self._served.say(line)
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self._served.say(f"serving {self._served.model} at {url}/v1 (context {ready.max_model_len} tokens)")
-        if not self._served.chats:
-            self._served.say("the model has no chat template: it completes texts, and conversations are refused")
-        self._served.say(f"try it: {self._example(url)}")
+        contexts = []
+        for model in self._models:
+            assert model.ready is not None
+            contexts.append(f"{model.ready.max_model_len} tokens")
+            for line in model.ready.notes:
+                self._say(f"{self._whose(model)}{line}")
+        names = ", ".join(model.name for model in self._models)
+        self._say(f"serving {names} at {url}/v1 (context {', '.join(contexts)})")
+        for model in self._models:
+            if not model.chats:
+                who = model.name if self._whose(model) else "the model"
+                self._say(f"{who} has no chat template: it completes texts, and conversations are refused")
+        self._say(f"try it: {self._example(url)}")
 
     def _example(self, url: str) -> str:
         """A command that asks this server something, ready to be pasted."""
-        path, body = "completions", '{"prompt": "The capital of France is", "max_tokens": 20, "temperature": 0}'
-        if self._served.chats:
+        model = next((model for model in self._models if model.chats), self._models[0])
+        path, ask = "completions", '"prompt": "The capital of France is", "max_tokens": 20, "temperature": 0'
+        if model.chats:
             path = "chat/completions"
-            body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}'
+            ask = '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0'
+        named = f'"model": {json.dumps(model.name)}, ' if self._whose(model) else ""
         key = " -H 'authorization: Bearer YOUR_KEY'" if self._options.api_key_file else ""
-        return f"curl {url}/v1/{path} -H 'content-type: application/json'{key} -d '{body}'"
+        return f"curl {url}/v1/{path} -H 'content-type: application/json'{key} -d {shlex.quote(f'{{{named}{ask}}}')}"
 
-    async def _fail(self) -> int:
-        """The engine is gone: say so everywhere, then end."""
-        failed = self._link.failed
-        assert failed is not None
-        was_open = self._api.phase is Phase.READY
-        self._api.phase = Phase.DEAD
-        self._served.complain(f"the engine has stopped: {failed.message}" if was_open else failed.message)
-        if was_open:
-            await asyncio.sleep(LINGER_SECONDS)
-        return 1 if was_open else failed.exit_code or 1
+    async def _mourn(self, model: HostedModel) -> None:
+        """When an engine is gone, say so everywhere. The other models go on."""
+        await model.link.ended()
+        model.phase = Phase.DEAD
+        assert model.link.failed is not None
+        whose = f" of {model.name}" if self._whose(model) else ""
+        others = "; the other models go on" if any(one.phase is not Phase.DEAD for one in self._models) else ""
+        self._complain(f"the engine{whose} has stopped: {model.link.failed.message}{others}")
+
+    @property
+    def _active(self) -> int:
+        """Requests that an engine may still answer."""
+        return sum(link.active for link in self._links if not link.failed)
 
     async def _drain(self) -> None:
         """Let running requests finish, up to the deadline; new ones are answered 503 meanwhile."""
         seconds = self._options.shutdown_timeout
-        self._api.phase = Phase.DRAINING
-        if self._link.active:
-            self._served.say(
-                f"stopping: {self._link.active} requests get up to {seconds:g} s; a second signal stops now"
-            )
+        for model in self._models:
+            if model.phase is not Phase.DEAD:
+                model.phase = Phase.DRAINING
+        if self._active:
+            self._say(f"stopping: {self._active} requests get up to {seconds:g} s; a second signal stops now")
         end = time.monotonic() + seconds
-        while self._link.active and time.monotonic() < end and not self._link.failed:
+        while self._active and time.monotonic() < end:
             await asyncio.sleep(POLL_SECONDS)
-        if self._link.active:
-            problem = "the server stopped before the request was complete"
-            self._link.end_all(ApiError(503, problem, code="shutting_down", retry_after=10))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    while self._link.active:
-                        await asyncio.sleep(POLL_SECONDS)
+        problem = "the server stopped before the request was complete"
+        for link in self._links:
+            link.end_all(ApiError(503, problem, code="shutting_down", retry_after=10))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                while any(link.active for link in self._links):
+                    await asyncio.sleep(POLL_SECONDS)
 
     async def _sample_lag(self) -> None:
         loop = asyncio.get_running_loop()

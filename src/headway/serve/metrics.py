@@ -1,4 +1,4 @@
-"""Prometheus metrics as one fold over events: the engine's, and those of HTTP defined here.
+"""Prometheus metrics as folds over events: those of an engine, and those of HTTP defined here.
 
 Every series has a `headway:` name; those that dashboards and gateways know from vLLM (Grafana boards, llm-d, the
 Gateway API's endpoint picker) are repeated under their `vllm:` name with the same value.
@@ -7,7 +7,7 @@ Gateway API's endpoint picker) are repeated under their `vllm:` name with the sa
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,9 +82,35 @@ class Histogram:
         total = 0
         for bound, count in zip((*map(_number, self.bounds), "+Inf"), self.counts, strict=True):
             total += count
-            yield f'{name}_bucket{{{labels},le="{bound}"}} {total}'
-        yield f"{name}_sum{{{labels}}} {self.sum!r}"
-        yield f"{name}_count{{{labels}}} {total}"
+            within = _braced(labels, f'le="{bound}"')
+            yield f"{name}_bucket{within} {total}"
+        yield f"{name}_sum{_braced(labels)} {self.sum!r}"
+        yield f"{name}_count{_braced(labels)} {total}"
+
+
+@dataclass(frozen=True)
+class Series:
+    """Samples of one name, kind and set of labels.
+
+    Attributes:
+        text: what they are, for people; "" = the name says it.
+        value: a number, a `Histogram`, or numbers by further labels.
+    """
+
+    name: str
+    kind: str
+    text: str
+    labels: str
+    value: float | Histogram | Mapping[str, float]
+
+    def lines(self) -> Iterator[str]:
+        if isinstance(self.value, Histogram):
+            yield from self.value.lines(self.name, self.labels)
+        elif isinstance(self.value, Mapping):
+            for more, count in self.value.items():
+                yield f"{self.name}{_braced(self.labels, more)} {count}"
+        else:
+            yield f"{self.name}{_braced(self.labels)} {self.value!r}"
 
 
 @dataclass
@@ -124,7 +150,6 @@ class _Seen:
     recent_ratio: float = 1.0
     recent_error: float = 0.0
     adapters: dict[str, list[int]] = field(default_factory=dict)
-    http: dict[tuple[str, int], int] = field(default_factory=dict)
     ttft: Histogram = field(default_factory=_seconds)
     itl: Histogram = field(default_factory=_seconds)
     e2e: Histogram = field(default_factory=_seconds)
@@ -132,13 +157,12 @@ class _Seen:
     prefill: Histogram = field(default_factory=_seconds)
     decode: Histogram = field(default_factory=_seconds)
     host: Histogram = field(default_factory=lambda: Histogram(HOST))
-    lag: Histogram = field(default_factory=lambda: Histogram(LAGS))
     prompt_lengths: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     output_lengths: Histogram = field(default_factory=lambda: Histogram(TOKENS))
 
 
 class Metrics:
-    """The fold. `fold` takes an event, `render` gives the Prometheus text.
+    """The fold over an engine's events.
 
     Args:
         model: value of the `model_name` label.
@@ -157,13 +181,10 @@ class Metrics:
             events.FirstToken: self._first_token,
             events.Finished: self._finished,
             events.StepDone: self._step,
-            HttpDone: self._http,
-            LoopLag: self._lag,
         }
 
-    def fold(self, event: events.AnyEvent | HttpDone | LoopLag) -> None:
-        if isinstance(event, events.Event):
-            self.totals(event)
+    def fold(self, event: events.AnyEvent) -> None:
+        self.totals(event)
         handler = self._folds.get(type(event))
         if handler is not None:  # of the others only the sums matter
             handler(event)
@@ -231,45 +252,26 @@ class Metrics:
             self._seen.itl.observe(0.0, emitted - 1)
         live.last = now
 
-    def _http(self, event: HttpDone) -> None:
-        key = (event.route, event.status)
-        self._seen.http[key] = self._seen.http.get(key, 0) + 1
-
-    def _lag(self, event: LoopLag) -> None:
-        self._seen.lag.observe(event.seconds)
-
-    def render(self, status: Status, gauges: Mapping[str, float]) -> str:
-        """The text Prometheus scrapes.
+    def series(self, status: Status) -> Iterator[Series]:
+        """What is known of the engine.
 
         Args:
-            status: the KV cache now.
-            gauges: further values by name without prefix (`up`, ...).
+            status: its KV cache now.
         """
-        return "\n".join([*self._lines(status, gauges), ""])
-
-    def _lines(self, status: Status, gauges: Mapping[str, float]) -> Iterator[str]:
         label = f'model_name="{_escape(self.model)}"'
-        for name, kind, text, value in self._series(status):
-            for full in (f"headway:{name}", *([f"vllm:{VLLM_NAMES[name]}"] if name in VLLM_NAMES else [])):
-                yield from (f"# HELP {full} {text}", f"# TYPE {full} {kind}")
-                if isinstance(value, Histogram):
-                    yield from value.lines(full, label)
-                elif isinstance(value, dict):
-                    yield from (f"{full}{{{label},{labels}}} {count}" for labels, count in value.items())
-                else:
-                    yield f"{full}{{{label}}} {value!r}"
-        for name, gauge in gauges.items():
-            yield from (f"# TYPE headway:{name} gauge", f"headway:{name}{{{label}}} {gauge!r}")
+        for name, kind, text, value in self._values(status):
+            yield Series(f"headway:{name}", kind, text, label, value)
+            if name in VLLM_NAMES:
+                yield Series(f"vllm:{VLLM_NAMES[name]}", kind, text, label, value)
         info = f'{label},block_size="{status.block_size}",num_gpu_blocks="{status.blocks}",num_cpu_blocks="0"'
-        yield from ("# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{info}}} 1")
+        yield Series("vllm:cache_config_info", "gauge", "The KV cache.", info, 1)
 
-    def _series(self, status: Status) -> Iterator[tuple[str, str, str, Any]]:
+    def _values(self, status: Status) -> Iterator[tuple[str, str, str, Any]]:
         """(name, kind, help, value)."""
         t, seen = self.totals, self._seen
         use = status.used / status.blocks if status.blocks else 0.0
         reasons = {f'finished_reason="{reason}"': t.finished[reason] for reason in REASONS}
         refused = {f'reason="{_escape(reason)}"': count for reason, count in t.refused.items()}
-        http = {f'route="{_escape(route)}",status="{status}"': count for (route, status), count in seen.http.items()}
         blocked = {f'reason="{reason}"': count for reason, count in t.blocked.items()}
         counter, gauge, histogram = "counter", "gauge", "histogram"
         for place, (name, what) in enumerate(ADAPTER_SERIES.items() if seen.adapters else ()):
@@ -294,7 +296,6 @@ class Metrics:
         yield "requests_total", counter, "Requests (choices) the engine accepted.", t.queued
         yield "requests_finished_total", counter, "Requests that ended, by reason.", reasons
         yield "requests_refused_total", counter, "Requests the scheduler refused.", refused
-        yield "http_requests_total", counter, "HTTP requests answered.", http
         yield "steps_total", counter, "Engine steps.", t.steps
         yield "executor_resets_total", counter, "Steps in which the executor broke.", t.executor_resets
         yield "event_log_lost_total", counter, "Events that the event log could not take.", status.events_lost
@@ -314,7 +315,56 @@ class Metrics:
         yield "request_prompt_tokens", histogram, "Prompt length.", seen.prompt_lengths
         yield "request_generation_tokens", histogram, "Output length.", seen.output_lengths
         yield "step_host_seconds", histogram, "Of a step, all but the forward pass.", seen.host
-        yield "event_loop_lag_seconds", histogram, "How late the API's event loop wakes.", seen.lag
+
+
+class ServerMetrics:
+    """The fold over what the server itself does.
+
+    Args:
+        model: value of the `model_name` label; "" = none, as of a server with several.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._label = f'model_name="{_escape(model)}"' if model else ""
+        self._http: dict[tuple[str, int], int] = {}
+        self._lag = Histogram(LAGS)
+
+    def fold(self, event: HttpDone | LoopLag) -> None:
+        if isinstance(event, LoopLag):
+            self._lag.observe(event.seconds)
+        else:
+            key = (event.route, event.status)
+            self._http[key] = self._http.get(key, 0) + 1
+
+    def series(self) -> Iterator[Series]:
+        counts = {f'route="{_escape(route)}",status="{status}"': n for (route, status), n in self._http.items()}
+        yield Series("headway:http_requests_total", "counter", "HTTP requests answered.", self._label, counts)
+        about = "How late the API's event loop wakes."
+        yield Series("headway:event_loop_lag_seconds", "histogram", about, self._label, self._lag)
+
+
+def gauges(model: str, values: Mapping[str, float]) -> Iterator[Series]:
+    """Further values of a model, by name without prefix (`up`, ...)."""
+    for name, value in values.items():
+        yield Series(f"headway:{name}", "gauge", "", f'model_name="{_escape(model)}"', value)
+
+
+def render(series: Iterable[Series]) -> str:
+    """The text Prometheus scrapes. Series of one name come together, as its format wants them."""
+    named: dict[str, list[Series]] = {}
+    for one in series:
+        named.setdefault(one.name, []).append(one)
+    lines: list[str] = []
+    for name, (first, *rest) in named.items():
+        lines += [*([f"# HELP {name} {first.text}"] if first.text else []), f"# TYPE {name} {first.kind}"]
+        for one in (first, *rest):
+            lines += one.lines()
+    return "\n".join([*lines, ""])
+
+
+def _braced(*labels: str) -> str:
+    given = ",".join(filter(None, labels))
+    return f"{{{given}}}" if given else ""
 
 
 def _number(value: float) -> str:

@@ -22,7 +22,9 @@ class ServeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     host: Annotated[str, Option("Address to listen on. Other than loopback needs --api-key-file.")] = "127.0.0.1"
     port: Annotated[int, Option("Port; 0 = a free one.", least=0, most=65535)] = 8000
     api_key_file: Annotated[str | None, Option("File with the accepted API keys, one a line; default: no key.")] = None
-    served_model_name: Annotated[str | None, Option("Name clients use; default: the model's own.")] = None
+    served_model_name: Annotated[
+        tuple[str, ...], Option("Name clients use; default: the model's own. Of several models, given once for each.")
+    ] = ()
     max_body_mib: Annotated[float, Option("Most MiB of one request.", above=0, most=1024)] = 8.0
     shutdown_timeout: Annotated[
         float, Option("Seconds running requests get after SIGTERM.", least=0, most=MAX_SECONDS)

@@ -60,7 +60,7 @@ class PromptReader:
         self.max_model_len = max_model_len
         self.default_params = default_params
 
-    def answer(self, query: Query, model: str, tenant: str, arrival: int, deadline: float | None = None) -> Answer:
+    def answer(self, query: Query, tenant: str, arrival: int, deadline: float | None = None) -> Answer:
         """A query, tokenised and ready for the engine. Arguments as of `Answer`.
 
         Raises:
@@ -76,7 +76,7 @@ class PromptReader:
             fields = [f"{query.field}[{index}]" if many else query.field for index in range(len(query.prompts))]
             tokenised = [self._prompt(*one, query.echo) for one in zip(query.prompts, fields, strict=True)]
         rooms = [self._room(len(one.tokens), field, query) for one, field in zip(tokenised, fields, strict=True)]
-        return Answer(query, list(zip(tokenised, rooms, strict=True)), model, tenant, arrival, deadline)
+        return Answer(query, list(zip(tokenised, rooms, strict=True)), tenant, arrival, deadline)
 
     def chat(
         self,

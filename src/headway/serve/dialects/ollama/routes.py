@@ -10,7 +10,7 @@ import msgspec
 
 import headway
 from headway.serve.answer import Query
-from headway.serve.dialect import Endpoint, Host, refuse
+from headway.serve.dialect import Endpoint, Host, ModelHost, refuse
 from headway.serve.dialects.ollama.bodies import (
     REFUSED,
     REFUSED_OPTIONS,
@@ -31,14 +31,14 @@ FOREVER = 100 * 365 * 86400  # seconds
 def chat(body: OllamaChatRequest, host: Host) -> Query | dict[str, Any]:
     fields = _common(body, host, chat=True)
     if not body.messages:
-        return _loaded(fields["adapter"] or host.model, {"message": {"role": "assistant", "content": ""}})
+        return _loaded(fields["adapter"] or fields["model"], {"message": {"role": "assistant", "content": ""}})
     return Query(messages=body.conversation(), tools=tools_of(body.tools), field="messages", **fields)
 
 
 def generate(body: OllamaGenerateRequest, host: Host) -> Query | dict[str, Any]:
     fields = _common(body, host, chat=False)
     if not body.prompt:
-        return _loaded(fields["adapter"] or host.model, {"response": ""})
+        return _loaded(fields["adapter"] or fields["model"], {"response": ""})
     if body.raw:
         return Query(prompts=[body.prompt], field="prompt", **fields)
     return Query(messages=body.conversation(), field="prompt", **fields)
@@ -48,16 +48,23 @@ def _common(body: OllamaChatRequest | OllamaGenerateRequest, host: Host, chat: b
     options = body.options or Options()
     refuse(body, REFUSED)
     refuse(options, REFUSED_OPTIONS, "options.")
+    model, adapter = _found(host, body.model)
     return {
-        "adapter": host.check_model(body.model.removesuffix(":latest")),
-        "params": sampling_params(options, body.alternatives, host.reader.default_params),
+        "model": model.name,
+        "adapter": adapter,
+        "params": sampling_params(options, body.alternatives, model.reader.default_params),
         "max_tokens": max_tokens(options),
         "max_context": options.num_ctx,
         "stream": body.streams,
         "limit_field": "options.num_predict",
         "id_prefix": "ollama-",
-        "format": partial(LineFormat, chat, host.reader.text, body.alternatives),
+        "format": partial(LineFormat, chat, model.reader.text, body.alternatives),
     }
+
+
+def _found(host: Host, name: str) -> tuple[ModelHost, str]:
+    """The model and adapter of a name, with or without Ollama's tag."""
+    return host.find(name.removesuffix(":latest"))
 
 
 def _loaded(name: str, content: dict[str, Any]) -> dict[str, Any]:
@@ -66,21 +73,25 @@ def _loaded(name: str, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def tags(parameters: dict[str, str], host: Host) -> dict[str, Any]:
-    return {"models": [_listed(host, adapter) for adapter in ("", *host.adapters)]}
+    return {"models": [_listed(host, model, adapter) for model in host.models for adapter in ("", *model.adapters)]}
 
 
 def ps(parameters: dict[str, str], host: Host) -> dict[str, Any]:
-    """It is loaded for as long as the server runs, in main memory."""
-    if host.ready is None:
-        return {"models": []}
+    """They are loaded for as long as the server runs, in main memory."""
     forever = {"expires_at": timestamp(host.created + FOREVER), "size_vram": 0}
-    context = {"context_length": host.ready.max_model_len}
-    return {"models": [{**_listed(host, adapter), **forever, **context} for adapter in ("", *host.adapters)]}
+    loaded = [(model, model.ready.max_model_len) for model in host.models if model.ready is not None]
+    return {
+        "models": [
+            {**_listed(host, model, adapter), **forever, "context_length": context}
+            for model, context in loaded
+            for adapter in ("", *model.adapters)
+        ]
+    }
 
 
 def show(body: OllamaShowRequest, host: Host) -> dict[str, Any]:
-    adapter = host.check_model((body.model or body.name or "").removesuffix(":latest"))
-    shape = host.reader and host.ready and host.ready.shape
+    model, adapter = _found(host, body.model or body.name or "")
+    shape = model.reader and model.ready and model.ready.shape
     info: dict[str, Any] = {}
     if shape:
         info = {
@@ -89,17 +100,17 @@ def show(body: OllamaShowRequest, host: Host) -> dict[str, Any]:
             f"{shape.family}.embedding_length": shape.d_model, f"{shape.family}.attention.head_count": shape.heads,
             f"{shape.family}.attention.head_count_kv": shape.kv_heads,
         }  # fmt: skip
-    about = _listed(host, adapter)
+    about = _listed(host, model, adapter)
     return {
         "modelfile": "", "parameters": "", "template": "", "details": about["details"], "model_info": info,
         "capabilities": ["completion"], "modified_at": about["modified_at"],
     }  # fmt: skip
 
 
-def _listed(host: Host, adapter: str) -> dict[str, Any]:
-    """The model as lists have it, itself or with a LoRA adapter. The digest tells models apart; it is not of a file."""
-    shape, name = host.ready and host.ready.shape, adapter or host.model
-    details = {"parent_model": host.model if adapter else "", "format": "", "family": "", "families": [],
+def _listed(host: Host, model: ModelHost, adapter: str) -> dict[str, Any]:
+    """A model as lists have it, itself or with a LoRA adapter. The digest tells models apart; it is not of a file."""
+    shape, name = model.ready and model.ready.shape, adapter or model.name
+    details = {"parent_model": model.name if adapter else "", "format": "", "family": "", "families": [],
                "parameter_size": "", "quantization_level": ""}  # fmt: skip
     if shape:
         details |= {

@@ -297,11 +297,12 @@ def _in_vocabulary(field: str, token: int, vocab_size: int) -> None:
 
 class LoadLoraRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/load_lora_adapter. `lora_path`: within the folder that is open to this; `load_inplace`: a loaded adapter
-    of the name is replaced."""
+    of the name is replaced; `model`: what it is over, where the server has several."""
 
     lora_name: str
     lora_path: str
     load_inplace: bool | None = None
+    model: str | None = None
 
 
 class UnloadLoraRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

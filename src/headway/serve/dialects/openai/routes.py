@@ -12,7 +12,7 @@ import msgspec
 from headway.core.errors import BadInput, shown
 from headway.engine.messages import LoadAdapter, UnloadAdapter
 from headway.serve.answer import Query
-from headway.serve.dialect import AdapterChange, Endpoint, Host
+from headway.serve.dialect import AdapterChange, Endpoint, Host, ModelHost
 from headway.serve.dialects.openai.bodies import (
     MAX_ROWS,
     ChatRequest,
@@ -34,8 +34,8 @@ EVENTS = "text/event-stream"
 
 
 def chat(body: ChatRequest, host: Host) -> Query:
-    fields = _common(body, host)
-    make = partial(ChatFormat, host.reader.text, body.alternatives(), body.wants_usage)
+    model, fields = _common(body, host)
+    make = partial(ChatFormat, model.reader.text, body.alternatives(), body.wants_usage)
     tools = tools_of(body.tools)
     choice = tool_choice_of(body.tool_choice, body.parallel_tool_calls, tools)
     return Query(
@@ -45,32 +45,33 @@ def chat(body: ChatRequest, host: Host) -> Query:
 
 
 def completions(body: CompletionRequest, host: Host) -> Query:
-    fields = _common(body, host)
+    model, fields = _common(body, host)
     prompts, n = body.prompts(), fields["params"].n
     if len(prompts) * n > MAX_ROWS:
         rows = len(prompts) * n
         raise BadInput("n", f"{len(prompts)} prompts x n = {rows} generations; at most {MAX_ROWS} per request")
-    make = partial(CompletionFormat, host.reader.text, body.alternatives(), body.wants_usage)
+    make = partial(CompletionFormat, model.reader.text, body.alternatives(), body.wants_usage)
     return Query(
         prompts=prompts, echo=bool(body.echo), field="prompt", id_prefix="cmpl-", format=make, **fields
     )  # fmt: skip
 
 
-def _common(body: Sampling, host: Host) -> dict[str, Any]:
+def _common(body: Sampling, host: Host) -> tuple[ModelHost, dict[str, Any]]:
+    """The model, and fields of the `Query`."""
     body.check()
-    adapter = host.check_model(body.model)
-    params = sampling_params(body, host.reader.text.vocab_size, host.reader.default_params)
+    model, adapter = host.find(body.model)
+    params = sampling_params(body, model.reader.text.vocab_size, model.reader.default_params)
     priority = body.priority or 0
-    if priority and not (host.ready and host.ready.priorities):
+    if priority and not (model.ready and model.ready.priorities):
         raise BadInput("priority", f"{priority} needs a server with --policy priority; accepted here: 0")
-    return {
-        "adapter": adapter, "params": params, "max_tokens": body.limit(), "stream": body.streams, "priority": priority
+    return model, {
+        "model": model.name, "adapter": adapter, "params": params, "max_tokens": body.limit(), "stream": body.streams,
+        "priority": priority,
     }  # fmt: skip
 
 
 def tokenize(body: TokenizeRequest, host: Host) -> dict[str, Any]:
-    host.check_model(body.model)
-    reader = host.reader
+    reader = host.find(body.model)[0].reader
     if (body.prompt is None) == (body.messages is None):
         raise BadInput("prompt", "give either prompt or messages")
     if body.messages is not None:
@@ -81,38 +82,44 @@ def tokenize(body: TokenizeRequest, host: Host) -> dict[str, Any]:
 
 
 def detokenize(body: DetokenizeRequest, host: Host) -> dict[str, Any]:
-    host.check_model(body.model)
-    return {"prompt": host.reader.decode(body.tokens)}
+    return {"prompt": host.find(body.model)[0].reader.decode(body.tokens)}
 
 
 def models(parameters: dict[str, str], host: Host) -> dict[str, Any]:
-    return {"object": "list", "data": [model({"id": name}, host) for name in (host.model, *host.adapters)]}
+    names = [name for one in host.models for name in (one.name, *one.adapters)]
+    return {"object": "list", "data": [model({"id": name}, host) for name in names]}
 
 
 def model(parameters: dict[str, str], host: Host) -> dict[str, Any]:
-    adapter = host.check_model(parameters["id"])
+    found, adapter = host.find(parameters["id"])
     about: dict[str, Any] = {
-        "id": adapter or host.model,
+        "id": adapter or found.name,
         "object": "model",
         "created": host.created,
         "owned_by": "headway",
     }
-    if host.ready is not None:
-        context = host.ready.max_model_len
-        meta = {"n_ctx_train": context, "n_ctx": context, "n_vocab": host.ready.vocab_size}
-        about |= {"root": host.ready.model, "parent": None, "max_model_len": context, "meta": meta}
-        about["shape"] = msgspec.to_builtins(host.ready.shape)  # what `headway bench --hardware` predicts with
+    if found.ready is not None:
+        context = found.ready.max_model_len
+        meta = {"n_ctx_train": context, "n_ctx": context, "n_vocab": found.ready.vocab_size}
+        about |= {"root": found.ready.model, "parent": None, "max_model_len": context, "meta": meta}
+        about["shape"] = msgspec.to_builtins(found.ready.shape)  # what `headway bench --hardware` predicts with
     if adapter:
-        about |= {"root": Path(host.adapters[adapter]).name, "parent": host.model}
+        about |= {"root": Path(found.adapters[adapter]).name, "parent": found.name}
     return about
 
 
 def load_lora(body: LoadLoraRequest, host: Host) -> AdapterChange:
-    path = _within(_lora_folder(host), body.lora_path)
-    if body.lora_name == host.model:
-        raise BadInput("lora_name", f"{shown(body.lora_name)} is the model itself")
-    command = LoadAdapter(secrets.token_hex(8), body.lora_name, str(path), replace=bool(body.load_inplace))
-    return AdapterChange(command, lambda: model({"id": body.lora_name}, host))
+    path, name = _within(_lora_folder(host), body.lora_path), body.lora_name
+    base, over = host.find(body.model)
+    if over:
+        raise BadInput("model", f"{shown(over)} is an adapter itself; name the model that it is over")
+    if any(name == one.name for one in host.models):
+        which = "the model itself" if name == base.name else "another model of this server"
+        raise BadInput("lora_name", f"{shown(name)} is {which}")
+    if any(name in one.adapters for one in host.models if one is not base):
+        raise BadInput("lora_name", f"{shown(name)} is an adapter of another model")
+    command = LoadAdapter(secrets.token_hex(8), name, str(path), replace=bool(body.load_inplace))
+    return AdapterChange(base.name, command, lambda: model({"id": body.lora_name}, host))
 
 
 def _within(folder: Path, text: str) -> Path:
@@ -129,11 +136,12 @@ def _within(folder: Path, text: str) -> Path:
 
 def unload_lora(body: UnloadLoraRequest, host: Host) -> AdapterChange:
     _lora_folder(host)
-    if body.lora_name not in host.adapters:
+    base = next((one for one in host.models if body.lora_name in one.adapters), None)
+    if base is None:
         problem = f"lora_name: no adapter {shown(body.lora_name)} is loaded"
         raise ApiError(404, problem, param="lora_name", code="model_not_found")
     command = UnloadAdapter(secrets.token_hex(8), body.lora_name)
-    return AdapterChange(command, lambda: {"id": body.lora_name, "object": "model", "deleted": True})
+    return AdapterChange(base.name, command, lambda: {"id": body.lora_name, "object": "model", "deleted": True})
 
 
 def _lora_folder(host: Host) -> Path:
@@ -148,7 +156,7 @@ ENDPOINTS = (
     Endpoint("/v1/completions", "Continue a text.", completions, CompletionRequest, EVENTS),
     Endpoint("/tokenize", "Ids of a text or conversation.", tokenize, TokenizeRequest),
     Endpoint("/detokenize", "Text of ids.", detokenize, DetokenizeRequest),
-    Endpoint("/v1/models", "The model this server has, and its LoRA adapters.", models),
+    Endpoint("/v1/models", "The models this server has, and their LoRA adapters.", models),
     Endpoint("/v1/models/{id:path}", "One model.", model),
     Endpoint("/v1/load_lora_adapter", "Load a LoRA adapter, as a model of its own.", load_lora, LoadLoraRequest),
     Endpoint("/v1/unload_lora_adapter", "Forget a LoRA adapter.", unload_lora, UnloadLoraRequest),
