@@ -93,6 +93,21 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(capsys: pytest.Captu
     ]
 
 
+def test_progress_says_how_much_time_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    time = 0.0
+    report = PlainProgress(stderr, now=lambda: time)
+    report("loading", 0, None)
+    for second in range(11):
+        time = float(second)
+        report("steps", 2 * second, 1000 if second < 10 else 20)
+    assert capsys.readouterr().err.splitlines() == [
+        "loading",
+        "steps: 0 of 1000",
+        "steps: 10 of 1000, about 8 min left",
+        "steps: 20 of 20",
+    ]
+
+
 def test_demo_streams_an_answer_and_its_cost() -> None:
     shown = headway("demo", "--max-tokens", "12")
     assert shown.returncode == 0
@@ -195,13 +210,14 @@ def test_doctor_says_what_the_machine_has(
     )
     write_tiny_checkpoint(tmp_path)
     monkeypatch.setattr(synthetic, "SIZES", (("narrow", small), ("wide", replace(small, layers=1, hidden_size=512))))
-    monkeypatch.setattr(synthetic, "ROUNDS", 2)
     monkeypatch.setattr(formats, "PROBE_BYTES", 1 << 20)
     monkeypatch.setattr(profile, "profile_path", lambda: tmp_path / "profile.json")
     with pytest.raises(SystemExit) as end:
-        main(["doctor", str(tmp_path), "--json", "--context", "64"])
+        main(["doctor", str(tmp_path), "--json", "--quick", "--context", "64"])
     assert not end.value.code
-    report = json.loads(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    assert "this takes about half a minute" in shown.err and "running real steps of" in shown.err
+    report = json.loads(shown.out)
     assert report["threads"] >= 1 and max(report["read_bandwidth"].values()) > 1e8
     assert [one["batch"] for one in report["decode"]] == [1, 8, 32]
     assert report["decode"][0]["tokens_per_second"] <= report["decode"][2]["tokens_per_second"]

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli import main
+from headway.core.events import Header
+from headway.measure import served
 from headway.measure.doubts import Waiting, doubts
+from headway.measure.served import Calibrated, Held
 from headway.roofline.profile import Fit, Profile, Rates
 from headway.roofline.step import Efficiency
 
@@ -48,3 +52,24 @@ def test_waiting_is_read_where_the_system_tells(tmp_path: Path) -> None:
     stat.write_text("1 3000001000 5\n")
     assert waiting.share() > 1
     assert Waiting(tmp_path / "none").share() == 0
+
+
+def test_a_fit_that_misses_the_steps_left_out_of_it_is_not_saved_unless_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, out = tmp_path / "run.jsonl", tmp_path / "profile.json"
+    log.touch()
+    held = [Held("decode", 100, 0.04, 0.1, 0.0), Held("prompt", 40, 0.64, 1.2, 0.6), Held("mixed", 2, 0.9, 0.9, 0.9)]
+    found = Calibrated(profile(), "native", ("q4_0",), profile().fits["native"]["q4_0"], held)
+    monkeypatch.setattr(served, "calibrate", lambda *given: found)
+    monkeypatch.setattr("headway.engine.event_file.read_header", lambda path: Header(limits=None, policy="", ttl=0))
+    monkeypatch.setattr("headway.engine.profile.saved_profile", profile)
+    run = ["calibrate", str(log), "--model", "qwen2.5-0.5b", "--output", str(out)]
+    for force in (False, True):
+        with pytest.raises(SystemExit) as end:
+            main(run + ["--force"] * force)
+        assert bool(end.value.code) is not force and out.exists() is force
+        shown = capsys.readouterr()
+        assert "64.0%" in shown.out, "what was found is shown all the same"
+        said = "nothing was saved: prompt steps that were left out of the fit are missed by 64% in the median"
+        assert (said in shown.err) is not force

@@ -77,7 +77,7 @@ def test_the_verb_writes_what_simulate_reads(
 
     log, out = tmp_path / "run.jsonl", tmp_path / "profile.json"
     served(log, 60)
-    rates = PROFILE.rates | dict.fromkeys(("int8", "fp32", "f32"), 1e11)
+    rates = PROFILE.rates | dict.fromkeys(("int8", "fp32", "f32"), 4e11)
     profile = Profile("box", "2026-01-01", 2, 8e9, PROFILE.read_bandwidth, rates)
     monkeypatch.setattr(saved, "saved_profile", lambda: profile)
 

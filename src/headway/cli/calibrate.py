@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from headway.measure.served import Calibrated
+    from headway.report.document import Document
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -17,22 +21,26 @@ def calibrate(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write the profile; default: where the engine looks.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the profile although it predicts badly, or contradicts itself.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Fit step times to an event log, say how far off they are on steps left out, and write the profile that serve,
     plan and simulate read."""
     import msgspec
 
-    from headway.core.errors import BadInput
+    from headway.core.errors import BadInput, HeadwayError
     from headway.engine.build import make_backend
     from headway.engine.event_file import read_header
     from headway.engine.machine import usable_cores
     from headway.engine.profile import held_formats, profile_path, saved_profile
     from headway.engine.references import load_shape
+    from headway.measure.doubts import calibration_doubts
     from headway.measure.formats import measure_machine
     from headway.measure.probe import save_profile
     from headway.measure.served import calibrate as fitted
-    from headway.report.document import Document, Grid, Text, show
+    from headway.report.document import show
 
     if not log.is_file():
         raise BadInput("LOG", f"no such file: {log}; a server writes one with --event-log")
@@ -40,18 +48,28 @@ def calibrate(
     backend = make_backend(str(read_header(log).config.get("backend", "native")), usable_cores())
     profile = saved_profile() or measure_machine(usable_cores())
     found = fitted(log, shape, profile, backend.math, held_formats(shape, backend))
-    path = output or profile_path()
-    save_profile(found.profile, path)
     if json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
-        return
+    else:
+        show(_document(shape.name, found))
+    if (reasons := calibration_doubts(found)) and not force:
+        raise HeadwayError(
+            f"nothing was saved: {'; '.join(reasons)}. Record a log on a quiet machine, with the model alone on it, or "
+            "write it with --force"
+        )
+    path = output or profile_path()
+    save_profile(found.profile, path)
+    if not json:
+        print(f"written to {path}")
+
+
+def _document(model: str, found: Calibrated) -> Document:
+    from headway.report.document import Document, Grid
+
+    steps = sum(one.steps for one in found.fits)
     rows = [
         [one.kind, str(one.steps), f"{one.median:.1%}", f"{one.p90:.1%}", f"{one.bias:+.1%}"] for one in found.held_out
     ]
-    steps = sum(one.steps for one in found.fits)
-    show(
-        Document(f"{shape.name}, {found.backend} backend, {', '.join(found.formats)}: fitted on {steps} steps", [
-            Grid(["steps left out of a fit", "number", "median error", "p90", "bias"], rows),
-            Text(f"written to {path}"),
-        ])
-    )  # fmt: skip
+    head = ["steps left out of a fit", "number", "median error", "p90", "bias"]
+    title = f"{model}, {found.backend} backend, {', '.join(found.formats)}: fitted on {steps} steps"
+    return Document(title, [Grid(head, rows)])

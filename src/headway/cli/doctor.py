@@ -20,14 +20,21 @@ def doctor(
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Run a few real steps beside the predictions.")
     ] = True,
+    quick: options.Quick = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Instruction sets, cores, memory, measured bandwidth and arithmetic; predicted and measured tokens per second."""
-    from headway.cli.terminal import doing, stdout
-    from headway.measure.checkup import checkup
+    """Instruction sets, cores, memory, measured bandwidth and arithmetic; predicted and measured tokens per second.
 
-    with doing() as say:
-        report = checkup(engine.model, context, engine.threads, engine.backend, measure, say)
+    Takes half a minute, and ten seconds more for each weight format that `headway probe` has not timed here; on a busy
+    machine, minutes."""
+    from headway.cli.terminal import note, progress, stdout
+    from headway.measure.checkup import checkup
+    from headway.measure.synthetic import QUICK_ROUNDS, ROUNDS
+
+    note("this takes about half a minute, on a busy machine minutes" + ("" if quick else "; --quick is quicker"))
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    with progress() as show:
+        report = checkup(engine.model, context, engine.threads, engine.backend, measure, rounds, show)
     if json:
         import msgspec
 

@@ -26,6 +26,9 @@ ApiKeyFile = Annotated[
 Adapter = Annotated[
     str | None, typer.Option(help="Name of the --lora that answers; default: the only one that is given, if one is.")
 ]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Time every step twice, not six times: quicker, and less certain.")
+]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same answer; default: a random one.")]
 
 

@@ -19,6 +19,7 @@ app = typer.Typer(
     help="Measure this machine: bandwidth by threads, arithmetic rates, and where the two branches of a step meet.",
     invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False,
 )  # fmt: skip
+MACHINE_SECONDS = 5.0  # of memory and arithmetic
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -41,26 +42,26 @@ def probe(
     force: Annotated[
         bool, typer.Option("--force", help="Write the profile although the machine was busy, or contradicts itself.")
     ] = False,
+    quick: options.Quick = False,
     json: Json = False,
 ) -> None:
     """Read bandwidth by number of threads, arithmetic rate by number format, and what Headway's own steps reach of
     them in each weight format: about ten seconds per format."""
     if context.invoked_subcommand is not None:
         return
-    from collections import Counter
-
     import msgspec
 
-    from headway.cli.terminal import doing, progress
+    from headway.cli.terminal import note, progress
     from headway.core.errors import HeadwayError
     from headway.engine.build import make_backend
     from headway.engine.machine import usable_cores
     from headway.engine.profile import profile_path
-    from headway.measure.doubts import Waiting, doubts
+    from headway.measure.doubts import WAITING, Waiting, doubts
     from headway.measure.formats import USUAL, fit_formats, machine_probe, measure_machine
     from headway.measure.probe import save_profile
-    from headway.measure.synthetic import STEPS
+    from headway.measure.synthetic import QUICK_ROUNDS, ROUNDS, SECONDS, steps
     from headway.report.document import show
+    from headway.report.units import duration
 
     cores = engine.threads or usable_cores()
     made = make_backend(engine.backend, cores)
@@ -68,19 +69,17 @@ def probe(
     usual = USUAL if kind == "native" else ("f32",)
     wanted = usual if formats is None else () if formats == "none" else tuple(dict.fromkeys(formats.split(",")))
     waiting = Waiting()
-    with doing() as say:
-        say("measuring memory and arithmetic")
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    seconds = MACHINE_SECONDS + len(wanted) * steps(rounds) * SECONDS
+    note(f"this takes about {duration(seconds)} on an idle machine" + ("" if quick else "; --quick is quicker"))
+    with progress() as report:
+        report("measuring memory and arithmetic", 0, None)
         profile = measure_machine(cores)
         look = machine_probe(cores, math)
         before = look()
-    timed: Counter[str] = Counter()
-    with progress() as report:
-
-        def one_more(format: str) -> None:
-            timed[format] += 1
-            report(f"timing steps in {format}", timed[format], STEPS)
-
-        profile = fit_formats(profile, kind, wanted, one_more)
+        if waiting.share() > WAITING:
+            note("other programs are running: this takes longer, and may end with nothing to save")
+        profile = fit_formats(profile, kind, wanted, report, rounds)
     reasons = doubts(profile, wanted, kind, waiting.share(), (before, look()))
     if json:
         print(msgspec.json.format(msgspec.json.encode(profile)).decode())

@@ -80,8 +80,6 @@ def simulate(
     """
     if context.invoked_subcommand is not None:
         return
-    from rich.progress import MofNCompleteColumn, TimeRemainingColumn
-
     from headway.cli.command import command_line
     from headway.cli.terminal import progress
     from headway.core.slo import parse_slo
@@ -119,7 +117,7 @@ def simulate(
         deployed(shape, device, gpus, setup, precision=precision, kv=kv, profile=profile, price=price)
         for setup in setups
     ]
-    with progress(MofNCompleteColumn(), TimeRemainingColumn()) as report:
+    with progress() as report:
         outcome = simulate_all(
             ready, traffic, replicas, route, targets if targets.limits else None, as_tool, search, report
         )

@@ -19,6 +19,7 @@ from rich.progress import (
     ProgressColumn,
     TaskID,
     TextColumn,
+    TimeRemainingColumn,
     TransferSpeedColumn,
 )
 from rich.table import Table
@@ -66,7 +67,7 @@ def progress(*columns: ProgressColumn, unit: float = 1) -> Iterator[Report]:
     if not stderr.is_terminal:
         yield PlainProgress(stderr, unit)
         return
-    shown = (TextColumn("{task.description}"), BarColumn(), *(columns or (MofNCompleteColumn(),)))
+    shown = (TextColumn("{task.description}"), BarColumn(), *(columns or (MofNCompleteColumn(), TimeRemainingColumn())))
     with Progress(*shown, console=stderr, transient=True) as bars:
         yield _reporter(bars)
 
@@ -99,12 +100,17 @@ def doing() -> Iterator[Callable[[str], None]]:
 
 
 def _reporter(bars: Progress) -> Report:
-    """One bar per thing."""
+    """One bar per thing. A thing without parts ends where the next one begins."""
     tasks: dict[str, TaskID] = {}
+    whole: set[str] = set()
 
     def report(what: str, done: int, total: int | None) -> None:
         if what not in tasks:
+            for other in whole:
+                bars.update(tasks[other], visible=False)
             tasks[what] = bars.add_task(escape(what), total=total)
+        if total is None:
+            whole.add(what)
         bars.update(tasks[what], completed=done, total=total)
 
     return report

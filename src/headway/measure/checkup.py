@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from statistics import median
 
@@ -13,9 +14,10 @@ from headway.engine.machine import free_memory, isa, usable_cores
 from headway.engine.profile import held_formats, saved_profile, step_time
 from headway.measure.fit import Observation
 from headway.measure.formats import fit_formats, for_regime, machine_probe, measure_machine
+from headway.measure.synthetic import ROUNDS
 from headway.measure.trial import BLOCK, Point, Trial, observe
 from headway.model.load import Model, load
-from headway.model.source import DEFAULT_MODEL
+from headway.model.source import DEFAULT_MODEL, Progress
 from headway.ops.protocol import Backend
 from headway.roofline.hardware import GIB
 from headway.roofline.profile import Profile, Rates
@@ -25,7 +27,6 @@ from headway.shape.model import kv_bytes
 
 BATCHES = (1, 8, 32)
 PROMPT = 512
-ROUNDS = 5  # real steps of each size
 ROOM = 1.1  # bytes a measurement may need over what its cache takes
 
 
@@ -114,14 +115,15 @@ class Checkup(msgspec.Struct, frozen=True):
 
 
 def checkup(
-    model: str | None, context: int, threads: int | None, backend: str, real: bool = True,
-    say: Callable[[str], None] = lambda text: None,
+    model: str | None, context: int, threads: int | None, backend: str, real: bool = True, rounds: int = ROUNDS,
+    report: Progress = lambda what, done, total: None,
 ) -> Checkup:  # fmt: skip
     """Measure the machine, load the model, predict, and run a few real steps beside the predictions.
 
     Args:
         real: run them.
-        say: told what is being done.
+        rounds: how often each size of step is timed.
+        report: told what is being done, and how far it is.
 
     Raises:
         BadInput: an argument is out of range.
@@ -131,10 +133,10 @@ def checkup(
     cores = threads or usable_cores()
     free = free_memory()
     device = make_backend(backend, cores)
-    say("loading the model")
+    report("loading the model", 0, None)
     loaded = load(DEFAULT_MODEL if model is None else model, device, room=free)
-    say("measuring memory bandwidth and arithmetic, a few seconds")
-    profile = _with_fits(measure_machine(cores), device, loaded, say)
+    report("measuring memory bandwidth and arithmetic", 0, None)
+    profile = _with_fits(measure_machine(cores), device, loaded, report, rounds)
     probe = machine_probe(cores, device.math)
     now = probe()
     said = step_time(loaded.shape, profile, device, now)
@@ -143,9 +145,9 @@ def checkup(
     missing = _not_measured(loaded, points, context) if real else "not asked for"
     found: list[Observation] = []
     if not missing:
-        say("running real steps")
-        found = _real_steps(device, loaded, said.model, points, probe)
-        profile = for_regime(profile, device, loaded.shape, median(one.bandwidth for one in found), say)
+        found = _real_steps(device, loaded, said.model, points, probe, report, rounds)
+        speed = median(one.bandwidth for one in found)
+        profile = for_regime(profile, device, loaded.shape, speed, report, rounds)
         now = Rates(median(one.bandwidth for one in found), median(one.peak for one in found))
         said = step_time(loaded.shape, profile, device, now)
     best = max(now.bandwidth, profile.bandwidth)
@@ -180,17 +182,14 @@ def checkup(
     )
 
 
-def _with_fits(profile: Profile, device: Backend, loaded: Model, say: Callable[[str], None]) -> Profile:
+def _with_fits(profile: Profile, device: Backend, loaded: Model, report: Progress, rounds: int) -> Profile:
     """With the saved fits, and those that this model needs besides, measured now."""
     saved = saved_profile()
     if saved is not None and saved.threads == profile.threads:
         profile = msgspec.structs.replace(profile, fits=saved.fits)
     known = profile.fits.get(device.name, {})
     missing = [format for format in dict.fromkeys(held_formats(loaded.shape, device)) if format not in known]
-    for format in missing:
-        say(f"timing made-up models in {format}, a few seconds")
-        profile = fit_formats(profile, device.name, [format])
-    return profile
+    return fit_formats(profile, device.name, missing, report, rounds) if missing else profile
 
 
 def _not_measured(loaded: Model, points: list[Point], context: int) -> str:
@@ -204,12 +203,19 @@ def _not_measured(loaded: Model, points: list[Point], context: int) -> str:
 
 
 def _real_steps(
-    device: Backend, loaded: Model, model: StepTime, points: list[Point], probe: Callable[[], Rates]
-) -> list[Observation]:
+    device: Backend, loaded: Model, model: StepTime, points: list[Point], probe: Callable[[], Rates],
+    report: Progress, rounds: int,
+) -> list[Observation]:  # fmt: skip
     trial = Trial(device, loaded.forward, loaded.shape, points)
+    done, total = itertools.count(1), len(points) * (rounds + 1)
+
+    def one_more() -> None:
+        report(f"running real steps of {loaded.info.name}", next(done), total)
+
     for point in points:
         trial.run(point)  # buffers grow once
-    found = observe(trial, model, points, probe, ROUNDS)
+        one_more()
+    found = observe(trial, model, points, probe, rounds, one_more)
     trial.close()
     return found
 

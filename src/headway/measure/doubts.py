@@ -6,12 +6,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from headway.measure.served import Calibrated
 from headway.roofline.profile import Profile, Rates
 
 WAITING = 0.1  # share of the time that a thread may wait for a core
 CHANGE = 1.35  # factor between two probes of the arithmetic of an undisturbed machine
 ERROR = 0.2  # of predicted steps
 SHARE = 1.25  # of a rate that steps may seem to reach: probes are no exact peaks
+FEW = 5  # steps that are too few to tell how far off a fit is
 
 
 class Waiting:
@@ -60,3 +62,13 @@ def doubts(profile: Profile, formats: Sequence[str], backend: str, waited: float
                 if share > SHARE
             ]
     return found
+
+
+def calibration_doubts(found: Calibrated) -> list[str]:
+    """The same of what was fitted to an event log, which tells nothing of the machine but its steps."""
+    missed = [
+        f"{one.kind} steps that were left out of the fit are missed by {one.median:.0%} in the median"
+        for one in found.held_out
+        if one.steps >= FEW and one.median > ERROR
+    ]
+    return [*missed, *doubts(found.profile, found.formats, found.backend, 0.0, ())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,8 @@ import msgspec
 from headway.engine.machine import free_memory
 from headway.engine.profile import held_formats
 from headway.measure.probe import float32_rate, measure, read_bandwidth
-from headway.measure.synthetic import measure_format
+from headway.measure.synthetic import ROUNDS, measure_format, steps
+from headway.model.source import Progress
 from headway.ops.protocol import Backend
 from headway.ops.registry import find_backend
 from headway.roofline.profile import Profile, Rates, covers
@@ -44,13 +46,18 @@ def machine_probe(threads: int, math: str) -> Callable[[], Rates]:
 
 
 def fit_formats(
-    profile: Profile, backend: str, formats: Sequence[str], progress: Callable[[str], None] = lambda format: None
+    profile: Profile,
+    backend: str,
+    formats: Sequence[str],
+    report: Progress = lambda what, done, total: None,
+    rounds: int = ROUNDS,
 ) -> Profile:
-    """The profile with fits of a backend ("native" or "reference") on these formats: a few seconds for each.
+    """The profile with fits of a backend ("native" or "reference") on these formats: about ten seconds for each.
 
     Args:
         formats: as matrices are held: a storage format, or "int8/128", "int4/32": quantised at load in such groups.
-        progress: called with the format after every measured step.
+        report: told how many steps are timed, of all.
+        rounds: how often each size of step is timed.
 
     Raises:
         BadInput: a format is not one.
@@ -58,8 +65,10 @@ def fit_formats(
     makers = {format: _maker(backend, format, profile.threads) for format in formats}
     fits = {kind: dict(found) for kind, found in profile.fits.items()}
     probe_of = partial(machine_probe, profile.threads)
+    timed, total = itertools.count(1), steps(rounds) * len(formats)
+    what = f"timing made-up models in {', '.join(formats)}"
     for format, (make, stored) in makers.items():
-        found = measure_format(make, stored, probe_of, partial(progress, format))
+        found = measure_format(make, stored, probe_of, lambda: report(what, next(timed), total), rounds)
         known = fits.setdefault(backend, {}).get(format, [])
         others = [one for one in known if all(not covers(new, one.bandwidth[1]) for new in found)]
         fits[backend][format] = found + others
@@ -71,15 +80,16 @@ def for_regime(
     backend: Backend,
     shape: ModelShape,
     bandwidth: float,
-    say: Callable[[str], None] = lambda text: None,
+    report: Progress = lambda what, done, total: None,
+    rounds: int = ROUNDS,
 ) -> Profile:
     """The profile with fits for a regime with this bandwidth, as far as the machine is in it still. What the profile
     does not know at all is not measured."""
     for format in dict.fromkeys(held_formats(shape, backend)):
         known = profile.fits.get(backend.name, {}).get(format)
         if known and not any(covers(one, bandwidth) for one in known):
-            say(f"the machine changed its speed; timing made-up models in {format} again")
-            profile = fit_formats(profile, backend.name, [format])
+            report(f"the machine changed its speed since {format} was timed: once more", 0, None)
+            profile = fit_formats(profile, backend.name, [format], report, rounds)
     return profile
 
 

@@ -38,9 +38,14 @@ POINTS = (
     Point(0, 128, 32), Point(0, 128, 128), Point(0, 128, 512), Point(8, 128, 64),
     Point(0, 128, 32, 1536), Point(0, 128, 128, 1536), Point(4, 1024, 32, 1536),
 )  # fmt: skip
-ROUNDS = 6
+ROUNDS, QUICK_ROUNDS = 6, 2  # how often each point is timed
 SIZES = (("narrow", NARROW), ("wide", WIDE))
-STEPS = len(SIZES) * len(POINTS) * ROUNDS  # measured for one format
+SECONDS = 0.055  # of a step between two probes, on an idle machine of two cores
+
+
+def steps(rounds: int) -> int:
+    """Measured for one format."""
+    return len(SIZES) * len(POINTS) * rounds
 
 
 def synthetic(config: DecoderConfig, name: str, backend: Backend, format: str) -> tuple[Trial, ModelShape]:
@@ -69,7 +74,7 @@ def _shape(config: DecoderConfig, name: str) -> ModelShape:
 
 def measure_format(
     make: Callable[[], Backend], format: str, probe_of: Callable[[str], Callable[[], Rates]],
-    progress: Callable[[], None] = lambda: None,
+    progress: Callable[[], None] = lambda: None, rounds: int = ROUNDS,
 ) -> list[Fit]:  # fmt: skip
     """Fit what a backend reaches on matrices stored in `format`, in each regime the machine was in.
 
@@ -77,6 +82,7 @@ def measure_format(
         make: a fresh backend of the kind.
         probe_of: number format -> what measures the machine.
         progress: called after every measured step.
+        rounds: how often each size of step is timed.
     """
     found: list[Observation] = []
     math = ""
@@ -86,7 +92,7 @@ def measure_format(
         math = backend.math
         trial.run(Point(0, 128, 512))  # buffers grow once
         machine = Hardware(name, "cpu", 1.0, 1.0, {}, "", "")  # rates are probed beside every step
-        found += observe(trial, StepTime(shape, machine, math=math), POINTS, probe_of(math), ROUNDS, progress)
+        found += observe(trial, StepTime(shape, machine, math=math), POINTS, probe_of(math), rounds, progress)
         trial.close()
         del trial, backend
         gc.collect()  # a model's weights are gone before the next one's are made

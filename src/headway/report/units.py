@@ -15,6 +15,13 @@ def seconds(value: float | None) -> str:
     return f"{value:.3g} s"
 
 
+def duration(value: float) -> str:
+    """A time to wait for: seconds, minutes or hours."""
+    if value < 100:
+        return f"{value:.0f} s"
+    return f"{value / 60:.0f} min" if value < 6000 else f"{value / 3600:.1f} h"
+
+
 def count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
