@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headway.core.grammar import Grammar
     from headway.core.request import SamplingParams
     from headway.engine.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Grammar", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,6 +25,10 @@ def __getattr__(name: str) -> Any:
         from headway.engine.llm import LLM
 
         return LLM
+    if name == "Grammar":
+        from headway.core.grammar import Grammar
+
+        return Grammar
     if name == "SamplingParams":
         from headway.core.request import SamplingParams
 

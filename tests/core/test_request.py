@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headway.core.errors import BadInput
+from headway.core.grammar import Grammar
 from headway.core.request import SamplingParams
 
 
@@ -32,7 +33,8 @@ from headway.core.request import SamplingParams
         ({"logit_bias": [(5, 101)]}, "logit_bias: 101 is not a number from -100 to 100"),
         ({"repetition_penalty": 1e-300}, "repetition_penalty: 1e-300 is not a number from 0.01 to 100"),
         ({"ignore_eos": "no"}, "ignore_eos: 'no' is neither True nor False"),
-        ({"grammar": "x"}, "grammar: not supported"),
+        ({"grammar": "x"}, "grammar: 'x' is no Grammar"),
+        ({"grammar": Grammar.regex("a"), "ignore_eos": True}, "ignore_eos: not together with a grammar"),
     ],
 )
 def test_a_bad_field_is_named(fields: dict[str, Any], sentence: str) -> None:

@@ -13,6 +13,7 @@ from headway.core.request import SamplingParams
 from headway.core.step import Capabilities
 from headway.engine.loop import EngineLoop
 from headway.engine.messages import Delta, Refusal, Submit
+from headway.executor.grammars import Grammars
 from headway.executor.model import ModelExecutor
 from headway.model import llama
 from headway.model.config import DecoderConfig
@@ -63,7 +64,14 @@ class TinyModel:
         )
 
     def loop(
-        self, *, blocks: int = 400, max_rows: int = 16, log: EventLog | None = None, **scheduler: Any
+        self,
+        *,
+        blocks: int = 400,
+        max_rows: int = 16,
+        log: EventLog | None = None,
+        grammars: Grammars | None = None,
+        eos_ids: tuple[int, ...] = (),
+        **scheduler: Any,
     ) -> EngineLoop:
         limits = Capabilities(
             block_size=4,
@@ -75,9 +83,11 @@ class TinyModel:
         )
         return EngineLoop(
             Scheduler(limits, key=b"test" * 8, log=log, verify=True, **scheduler),
-            ModelExecutor(self.backend, self._forward, self._groups, limits),
+            ModelExecutor(self.backend, self._forward, self._groups, limits, grammars=grammars),
             VirtualClock(),
             VOCAB,
+            eos_ids=eos_ids,
+            grammars=grammars,
         )
 
 

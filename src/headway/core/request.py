@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import BadInput, shown
+from headway.core.grammar import Grammar
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
@@ -42,7 +43,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             None = off. Always of the raw model distribution.
         prompt_logprobs: the same for prompt tokens.
         n: number of independent choices sharing one prompt.
-        grammar: reserved; refused until grammars are built.
+        grammar: what the text must look like; None = anything. Where it allows nothing more, the text ends, also before
+            min_tokens.
         ignore_eos: do not stop at the model's end-of-sequence ids.
         thinking_budget: reserved; refused until reasoning parsers are built.
 
@@ -66,7 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
-    grammar: str | None = None
+    grammar: Grammar | None = None
     ignore_eos: bool = False
     thinking_budget: int | None = None
 
@@ -100,9 +102,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _integer("n", self.n, 1, MAX_CHOICES)
         if not isinstance(self.ignore_eos, bool):
             raise BadInput("ignore_eos", f"{shown(self.ignore_eos)} is neither True nor False")
-        for name in ("grammar", "thinking_budget"):
-            if getattr(self, name) is not None:
-                raise BadInput(name, "not supported by this version; leave it out")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise BadInput("grammar", f"{shown(self.grammar)} is no Grammar; see headway.Grammar")
+        if self.grammar is not None and self.ignore_eos:
+            raise BadInput("ignore_eos", "not together with a grammar: where that is complete, the text ends")
+        if self.thinking_budget is not None:
+            raise BadInput("thinking_budget", "not supported by this version; leave it out")
 
     def but(self, given: Mapping[str, Any]) -> SamplingParams:
         """These, changed by what was given; None = was not.

@@ -26,6 +26,7 @@ from headway.engine.options import EngineOptions
 from headway.engine.profile import saved_profile, step_time
 from headway.engine.warmup import Pacing, pace
 from headway.executor.adapters import AdapterTable
+from headway.executor.grammars import Grammars
 from headway.executor.model import ModelExecutor
 from headway.executor.simulated import FixedCosts
 from headway.model.adapters import AdapterLimits
@@ -39,6 +40,7 @@ from headway.roofline.timing import Timing
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
 from headway.text.chat import encode_chat
+from headway.text.grammar import GrammarChecker
 from headway.text.template import ChatTemplate
 from headway.text.tokenizer import Tokenizer
 
@@ -92,6 +94,8 @@ class Engine:
         self.loop = loop
         self.tokenizer = tokenizer
         self._resources = resources
+        self._grammars = GrammarChecker(tuple(tokenizer.special_ids))
+        resources.callback(self._grammars.close)
         source = model.info.tokenizer.chat_template
         self.template = None if source is None else ChatTemplate(source, tokenizer.template_tokens())
         if self.template is not None:
@@ -148,6 +152,18 @@ class Engine:
         if self.template is None:
             raise BadInput("messages", f"{self.info.name} has no chat template; give a plain prompt")
         return encode_chat(self.template, self.tokenizer, messages)
+
+    def compiled(self, params: SamplingParams) -> SamplingParams:
+        """These parameters with their grammar, if there is one, tried and ready for `loop.submit`.
+
+        Raises:
+            BadInput: it cannot be followed.
+        """
+        if params.grammar is None or self.loop.grammars is None:
+            return params
+        grammar = self._grammars.check(params.grammar)
+        self.loop.grammars.begin(grammar).result()
+        return msgspec.structs.replace(params, grammar=grammar)
 
     def close(self) -> None:
         """Give back cache, threads, files and processes; idempotent."""
@@ -251,7 +267,8 @@ def build_engine(
     limits, memory = _limits(options, model, backend, free)
     profile = saved_profile()
     timing = step_time(model.shape, profile, backend) if profile and backend.math in profile.rates else None
-    executor = ModelExecutor(backend, model.forward, model.shape.groups, limits, adapters)
+    grammars = Grammars(tokenizer)
+    executor = ModelExecutor(backend, model.forward, model.shape.groups, limits, adapters, grammars)
     known = timing.model if timing and timing.label == "estimate" else None
     pacing = pace(executor, options.max_step_tokens, options.step_ms, known, measured=backend.deterministic)
     ttl = to_ps(options.prefix_ttl)
@@ -291,6 +308,7 @@ def build_engine(
         eos_ids=tokenizer.eos_ids,
         adapters=adapters,
         receipts=receipts,
+        grammars=grammars,
     )
     resources.callback(loop.close)
     for name, path in options.loras.items():

@@ -12,7 +12,9 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -23,6 +25,7 @@ from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import StepPlan, StepResult
 from headway.engine.messages import Cancel, Delta, Refusal, Submit
 from headway.executor.adapters import AdapterTable
+from headway.executor.grammars import Grammars
 from headway.executor.protocol import Executor
 from headway.sampling.rows import check_params
 from headway.scheduling.scheduler import Scheduler
@@ -43,6 +46,7 @@ class EngineLoop:
         tokenizer: for text and stop strings; None = deltas carry ids only, and stop strings are refused.
         adapters: those that requests may name; None = the engine takes none.
         receipts: the fold that shares the machine's time among requests; None = deltas carry no receipts.
+        grammars: those that requests are bound to; None = the engine takes none.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class EngineLoop:
         eos_ids: Sequence[int] = (),
         adapters: AdapterTable | None = None,
         receipts: Receipts | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -62,6 +67,7 @@ class EngineLoop:
         self.tokenizer = tokenizer
         self.adapters = adapters
         self._receipts = receipts
+        self.grammars = grammars
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._texts: dict[str, OutputText] = {}  # by choice id
@@ -74,8 +80,15 @@ class EngineLoop:
         """Nothing to do until something is submitted."""
         return self.scheduler.idle and self._failures < MAX_FAILURES
 
+    def compiling(self, params: SamplingParams) -> Future[Any] | None:
+        """What a request should wait for before it is submitted; None = nothing."""
+        if params.grammar is None or self.grammars is None:
+            return None
+        future = self.grammars.begin(params.grammar)
+        return None if future.done() else future
+
     def submit(self, message: Submit) -> Refusal | None:
-        """Accept a request, or say at once why not."""
+        """Accept a request, or say at once why not. One with a grammar waits here until that is compiled."""
         try:
             request = self._request(message)
             choices = self.scheduler.add(request)
@@ -101,6 +114,10 @@ class EngineLoop:
             raise BadInput("prompt", f"holds a token id that is not from 0 to {self._vocab_size - 1}")
         if params.stop and self.tokenizer is None:
             raise BadInput("stop", "this engine has no tokenizer to find strings with; use stop_token_ids")
+        if params.grammar is not None:
+            if self.grammars is None:
+                raise BadInput("grammar", "this engine has no tokenizer to follow one with")
+            self.grammars.begin(params.grammar).result()
         deadline = message.deadline
         if deadline is not None and not 0 <= deadline <= MAX_SECONDS:
             raise BadInput("deadline", f"{deadline!r} is not a number of seconds from 0 to {MAX_SECONDS:g}")
@@ -253,6 +270,8 @@ class EngineLoop:
 
     def close(self) -> None:
         self.executor.close()
+        if self.grammars is not None:
+            self.grammars.close()
 
 
 def _seeded(params: SamplingParams) -> SamplingParams:

@@ -18,15 +18,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from headway.cache.kv import KVCache
 from headway.core.errors import HeadwayError
 from headway.core.events import AnyEvent, Finished, Header, Queued
+from headway.core.request import SamplingParams
 from headway.engine.event_file import ServerEventWriter
 from headway.engine.ipc import Adapters, Channel, Command, Failed, Ready, Status, Stop, Turn
 from headway.engine.messages import Cancel, Delta, LoadAdapter, Refusal, Submit, UnloadAdapter
@@ -47,6 +49,8 @@ class Driven(Protocol):
     def submit(self, message: Submit) -> Refusal | None: ...
 
     def cancel(self, message: Cancel) -> None: ...
+
+    def compiling(self, params: SamplingParams) -> Future[Any] | None: ...
 
     def turn(self) -> list[Delta]: ...
 
@@ -105,6 +109,7 @@ class Host:
         self._tray = loaded.tray
         self._status = loaded.status
         self._rotate = loaded.rotate
+        self._compiling: dict[str, tuple[Submit, Future[Any]]] = {}  # requests that wait for their grammars
         self.turns = 0
         self.waits = False  # for a command
 
@@ -118,6 +123,7 @@ class Host:
                 if isinstance(command, Stop):
                     return
                 self._obey(command, refused)
+            self._submit_compiled(refused)
             outputs: list[Delta | Refusal] = [*refused, *self._loop.turn()]
             events = self._tray.take()
             pause = not outputs and not events
@@ -127,7 +133,9 @@ class Host:
     def _commands(self, pause: bool) -> Iterator[Command]:
         """What has come, up to what may be read between two steps. With nothing to compute, wait for something."""
         message = None
-        if self._loop.idle:
+        if self._loop.idle and self._compiling:
+            self._channel.poll(BLOCKED_SECONDS)
+        elif self._loop.idle:
             self._rotate()
             self.waits = True
             message = self._channel.receive()
@@ -143,13 +151,27 @@ class Host:
             more = count < MOST_COMMANDS and tokens < MOST_TOKENS
             message = self._channel.take() if more else None
 
+    def _submit(self, command: Submit, refused: list[Refusal]) -> None:
+        answer = self._loop.submit(command)
+        if answer is not None:
+            refused.append(answer)
+
+    def _submit_compiled(self, refused: list[Refusal]) -> None:
+        for id, (command, future) in list(self._compiling.items()):
+            if future.done():
+                del self._compiling[id]
+                self._submit(command, refused)
+
     def _obey(self, command: Command, refused: list[Refusal]) -> None:
         if isinstance(command, Submit):
-            answer = self._loop.submit(command)
-            if answer is not None:
-                refused.append(answer)
+            future = self._loop.compiling(command.params)
+            if future is not None:
+                self._compiling[command.id] = command, future
+            else:
+                self._submit(command, refused)
         elif isinstance(command, Cancel):
-            self._loop.cancel(command)
+            if self._compiling.pop(command.id, None) is None:
+                self._loop.cancel(command)
         elif isinstance(command, LoadAdapter | UnloadAdapter):
             problem = ""
             try:
@@ -249,6 +271,8 @@ def start_engine(line: bytes) -> Loaded:
         return writers[-1]
 
     engine = build_engine(options, subscribers=(tray.fold,), make_writer=make_writer)
+    if engine.loop.grammars is not None:
+        engine.loop.grammars.warm()
     settle(engine.loop.executor, engine.pacing)
     gc.collect()
     gc.freeze()  # or a collection walks through all of the tokenizer in the middle of a step: a tenth of a second

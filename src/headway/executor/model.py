@@ -10,7 +10,9 @@ import numpy as np
 from headway.core.step import Capabilities, RowInit, Seconds, StepPlan, StepResult, Work
 from headway.executor.adapters import AdapterTable
 from headway.executor.batch import BatchRows, Layout
+from headway.executor.grammars import Grammars
 from headway.ops.protocol import Backend, CacheLayout, Forward, Program
+from headway.sampling.grammar import GrammarState
 from headway.sampling.operations import AnyLogits
 from headway.sampling.rows import RowFailure, RowState
 from headway.sampling.sampler import Sampler
@@ -26,6 +28,7 @@ class ModelExecutor:
         groups: its KV groups.
         limits: what it promises; the cache is allocated for it.
         adapters: what rows may have; None = no adapters.
+        grammars: what rows may be bound to; None = no grammars.
     """
 
     def __init__(
@@ -35,9 +38,11 @@ class ModelExecutor:
         groups: tuple[KVGroup, ...],
         limits: Capabilities,
         adapters: AdapterTable | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self._backend = backend
         self._adapters = adapters
+        self._grammars = grammars
         self._limits = limits
         backend.allocate(CacheLayout(groups, limits.blocks, limits.block_size))
         self._program: Program | None = backend.compile(forward)
@@ -88,7 +93,7 @@ class ModelExecutor:
                 self._sampler.drop(self._rows.by_id[gone].slot)
         self._rows.apply(plan)
         for init in plan.new:
-            self._sampler.add(self._rows.by_id[init.id].slot, RowState(init))
+            self._sampler.add(self._rows.by_id[init.id].slot, RowState(init, self._grammar_of(init)))
         for group in range(len(self._limits.blocks) if plan.copies else 0):
             pairs = [(copy.src, copy.dst) for copy in plan.copies if copy.group == group]
             if pairs:
@@ -99,6 +104,13 @@ class ModelExecutor:
         if number is None:
             self._without_adapter.add(init.id)
         return number or 0
+
+    def _grammar_of(self, init: RowInit) -> GrammarState | None:
+        """Where the row is in its grammar, after what it has generated."""
+        if init.params.grammar is None:
+            return None
+        assert self._grammars is not None, "admission saw to it"
+        return self._grammars.state(init.params.grammar, init.tokens[init.prompt_len :])
 
     def _emit(self, plan: StepPlan, logits: AnyLogits, layout: Layout) -> StepResult:
         """Sample where the plan says so. The token drawn is at the position behind what is cached."""

@@ -119,6 +119,9 @@ class RecordingBackend:
     ) -> Undo:
         return self._inner.adjust(logits, numbers, rows, positions)
 
+    def mask(self, logits: AnyLogits, numbers: Sequence[int], masks: np.ndarray) -> Undo:
+        return self._inner.mask(logits, numbers, masks)
+
     def draw(self, logits: AnyLogits, draws: Draws) -> np.ndarray:
         return self._inner.draw(logits, draws)
 

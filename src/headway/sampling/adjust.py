@@ -1,7 +1,7 @@
-"""What changes logits before anything is drawn: penalties, then bias, then the mask of min_tokens.
+"""What changes logits before anything is drawn: penalties, then bias, then the masks of min_tokens and of grammars.
 
-All three touch few tokens of a row. They are written into the rows, of all adjusted rows at once, and taken back after
-the draw: no row is copied.
+All but the last touch few tokens of a row. They are written into the rows, of all adjusted rows at once, and taken back
+after the draw: no row is copied. A grammar's mask may forbid nearly all tokens, so its row is kept aside meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headway.sampling.logits import TILE, Logits
+from headway.sampling.grammar import allowed
+from headway.sampling.logits import TILE, Logits, in_tiles
 from headway.sampling.rows import RowState
 
 
@@ -36,13 +37,49 @@ class Change:
         logits.peaks.reshape(-1)[self.tiles] = self.peaks
 
 
+@dataclass(frozen=True)
+class Masking:
+    """Rows of logits that were masked, as they were.
+
+    Attributes:
+        numbers: of the rows.
+        rows, peaks: float32 [n, vocab] and [n, tiles].
+    """
+
+    numbers: Sequence[int]
+    rows: np.ndarray
+    peaks: np.ndarray
+
+    def undo(self, logits: Logits) -> None:
+        logits.rows[self.numbers] = self.rows
+        logits.peaks[self.numbers] = self.peaks
+
+
 def adjust(logits: np.ndarray, row: RowState, position: int) -> np.ndarray:
-    """Of one row -> float32 [vocab]: `logits` itself if nothing applies."""
-    if not row.adjusts:
+    """Of one row -> float32 [vocab]: `logits` itself if nothing applies.
+
+    Raises:
+        RowFailure: its grammar cannot be followed any further.
+    """
+    mask = row.mask(position)
+    if not row.adjusts and mask is None:
         return logits
     adjusted = logits.copy()
     _write(adjusted, *_touched([0], [row], [position]), [row])
+    if mask is not None:
+        adjusted[~allowed(mask[None], len(logits))[0]] = -np.inf
     return adjusted
+
+
+def mask_rows(logits: Logits, numbers: Sequence[int], masks: np.ndarray) -> Masking:
+    """Forbid tokens: rows `numbers` of the logits may only draw what is set in uint32 [n, words], a bit per
+    token, the lowest first. Peaks are kept true."""
+    before = Masking(numbers, logits.rows[numbers], logits.peaks[numbers])
+    vocab = logits.rows.shape[1]
+    masked = np.where(allowed(masks, vocab), before.rows, np.float32(-np.inf))
+    logits.rows[numbers] = masked
+    logits.peaks[numbers] = in_tiles(masked, -np.inf).max(axis=2)
+    return before
 
 
 def adjust_rows(logits: Logits, numbers: Sequence[int], rows: Sequence[RowState], positions: Sequence[int]) -> Change:
@@ -71,7 +108,10 @@ def _touched(
         [none if row.seen is None else row.seen.ids for row in rows],
         [none if row.output is None else row.output.ids for row in rows],
         [row.bias_ids for row in rows],
-        [row.held_ids if row.holds(position) else none for row, position in zip(rows, positions, strict=True)],
+        [
+            row.held_ids if row.holds(position) and row.grammar is None else none
+            for row, position in zip(rows, positions, strict=True)
+        ],
     ]
     lengths = [[len(one) for one in kind] for kind in ids]
     starts = np.array(offsets, np.int64)

@@ -39,17 +39,17 @@ def summarise(rows: np.ndarray) -> Logits:
     Sums have a fixed order, so that the native kernels' are the same bits: the 32 numbers of a tile, and then 32 tiles,
     are added by halves (16 + 16, 8 + 8, ...) in float32; the sums of 32 tiles one after another in float64.
     """
-    tiles = _in_groups(rows, -np.inf)  # [rows, tiles, TILE]
+    tiles = in_tiles(rows, -np.inf)  # [rows, tiles, TILE]
     with np.errstate(invalid="ignore", over="ignore"):  # infinities and NaN come out as NaN
         peaks = tiles.max(axis=2)
         sums = _by_halves(exponential(tiles - np.maximum(peaks, _LOWEST)[..., None]))
         top = np.maximum(peaks.max(axis=1), _LOWEST)  # [rows]
-        shares = _by_halves(_in_groups(sums * exponential(peaks - top[:, None]), 0.0))
+        shares = _by_halves(in_tiles(sums * exponential(peaks - top[:, None]), 0.0))
         totals = np.cumsum(shares, axis=1, dtype=np.float64)[:, -1]
         return Logits(rows, peaks, top.astype(np.float64) + logarithm(totals))
 
 
-def _in_groups(x: np.ndarray, filler: float) -> np.ndarray:
+def in_tiles(x: np.ndarray, filler: float) -> np.ndarray:
     """[rows, n] -> [rows, ceil(n / TILE), TILE], filled up."""
     count, width = x.shape
     groups = -(-width // TILE)

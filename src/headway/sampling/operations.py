@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headway.core.step import TokenLogprobs
-from headway.sampling.adjust import adjust_rows
+from headway.sampling.adjust import adjust_rows, mask_rows
 from headway.sampling.logits import Logits
 from headway.sampling.logprobs import token_logprobs
 from headway.sampling.pipeline import draw_rows
@@ -32,7 +32,13 @@ class LogitOps(Protocol):
     def adjust(
         self, logits: AnyLogits, numbers: Sequence[int], rows: Sequence[RowState], positions: Sequence[int]
     ) -> Undo:
-        """Penalties, biases and masks: rows `numbers` of the logits belong to `rows`, which draw at `positions`."""
+        """Penalties, biases and the mask of min_tokens: rows `numbers` of the logits belong to `rows`, which draw at
+        `positions`."""
+        ...
+
+    def mask(self, logits: AnyLogits, numbers: Sequence[int], masks: np.ndarray) -> Undo:
+        """Forbid tokens: rows `numbers` may only draw what is set in uint32 [n, words], a bit per token, the
+        lowest first; a token behind them may not be drawn."""
         ...
 
     def draw(self, logits: AnyLogits, draws: Draws) -> np.ndarray:
@@ -55,6 +61,9 @@ class NumpyLogits:
         self, logits: Logits, numbers: Sequence[int], rows: Sequence[RowState], positions: Sequence[int]
     ) -> Undo:
         return adjust_rows(logits, numbers, rows, positions)
+
+    def mask(self, logits: Logits, numbers: Sequence[int], masks: np.ndarray) -> Undo:
+        return mask_rows(logits, numbers, masks)
 
     def draw(self, logits: Logits, draws: Draws) -> np.ndarray:
         return draw_rows(logits, draws)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headway.core.errors import BadInput
 from headway.core.request import SamplingParams
 from headway.core.step import RowInit
+
+if TYPE_CHECKING:
+    from headway.sampling.grammar import GrammarState
 
 
 class RowFailure(Exception):
@@ -51,26 +55,33 @@ class TokenCounts:
 class RowState:
     """One row of the sampler. Created from a RowInit (again after a preemption, with the same outcome).
 
+    Args:
+        grammar: where its text is in its grammar; None = it has none.
+
     Attributes:
         params: its sampling parameters; the seed is set.
         choice: index among n choices, part of the noise key.
         first: position of the first generated token (the prompt's length).
         held_ids: ids masked until min_tokens are generated, int64.
-        adjusts: something changes its logits before a draw.
+        adjusts: something changes single logits before a draw.
+        grammar: what says which tokens may come next.
         output: counts of generated tokens; None if no penalty needs them.
         seen: counts of prompt and generated tokens; None if no penalty needs them.
         bias_ids, bias: logit_bias as arrays, int64 and float32.
     """
 
-    __slots__ = ("adjusts", "bias", "bias_ids", "choice", "first", "held_ids", "output", "params", "seed", "seen")
+    __slots__ = (
+        "adjusts", "bias", "bias_ids", "choice", "first", "grammar", "held_ids", "output", "params", "seed", "seen",
+    )  # fmt: skip
 
-    def __init__(self, init: RowInit) -> None:
+    def __init__(self, init: RowInit, grammar: GrammarState | None = None) -> None:
         params = init.params
         if params.seed is None:
             raise ValueError(f"row {init.id!r} has no seed; it is set when a request is admitted")
         self.params = params
         self.seed = params.seed
         self.choice = init.choice
+        self.grammar = grammar
         self.first = init.prompt_len
         self.held_ids = np.array(init.stop_ids if params.min_tokens else (), np.int64)
         counts_output = params.presence_penalty != 0 or params.frequency_penalty != 0
@@ -78,7 +89,18 @@ class RowState:
         self.seen = TokenCounts(init.tokens) if params.repetition_penalty != 1 else None
         self.bias_ids = np.array([token for token, _ in params.logit_bias], np.int64)
         self.bias = np.array([bias for _, bias in params.logit_bias], np.float32)
-        self.adjusts = bool(counts_output or self.seen is not None or len(self.bias_ids) or len(self.held_ids))
+        holds = len(self.held_ids) and grammar is None
+        self.adjusts = bool(counts_output or self.seen is not None or len(self.bias_ids) or holds)
+
+    def mask(self, position: int) -> np.ndarray | None:
+        """The tokens that its grammar lets follow, as `GrammarState.mask`; None = all.
+
+        Raises:
+            RowFailure: the grammar cannot be followed any further.
+        """
+        if self.grammar is None:
+            return None
+        return self.grammar.mask(self.held_ids if self.holds(position) else None)
 
     def holds(self, position: int) -> bool:
         """Whether the token at `position` comes before min_tokens are generated."""
@@ -90,6 +112,8 @@ class RowState:
             self.output.add(token)
         if self.seen is not None:
             self.seen.add(token)
+        if self.grammar is not None:
+            self.grammar.take(token)
 
 
 def check_params(params: SamplingParams, vocab: int) -> None:

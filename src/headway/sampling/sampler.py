@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headway.core.step import TokenLogprobs
-from headway.sampling.operations import AnyLogits, LogitOps
-from headway.sampling.rows import RowState
-from headway.sampling.table import Draws, DrawTable, failure
+from headway.sampling.operations import AnyLogits, LogitOps, Undo
+from headway.sampling.rows import RowFailure, RowState
+from headway.sampling.table import NOTHING_ALLOWED, Draws, DrawTable, failure
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Sampler:
         self._states[slot] = state
         self._table.set(slot, state.params, state.choice)
         self._special.discard(slot)
-        if state.adjusts or state.params.logprobs is not None:
+        if state.adjusts or state.grammar is not None or state.params.logprobs is not None:
             self._special.add(slot)
 
     def drop(self, slot: int) -> None:
@@ -72,9 +72,13 @@ class Sampler:
         entries = [entry for entry, _ in adjusted]
         numbers, places = rows[entries].tolist(), positions[entries].tolist()
         change = self._ops.adjust(logits, numbers, states, places) if adjusted else None
+        masking, lost = self._mask(logits, special, rows, positions)
         sampled = _checked(self._ops.draw(logits, draws).tolist(), positions)
-        if change is not None:
-            change.undo(logits)
+        for entry, sentence in lost.items():
+            sampled.tokens[entry], sampled.failed[entry] = NOTHING_ALLOWED, sentence
+        for undoing in (masking, change):
+            if undoing is not None:
+                undoing.undo(logits)
         for entry, state in special:
             if entry in sampled.failed:
                 continue
@@ -83,6 +87,23 @@ class Sampler:
                 sampled.logprobs[entry] = self._ops.logprobs(logits, row, [token], state.params.logprobs)[0]
             state.observe(token)
         return sampled
+
+    def _mask(
+        self, logits: AnyLogits, special: list[tuple[int, RowState]], rows: np.ndarray, positions: np.ndarray
+    ) -> tuple[Undo | None, dict[int, str]]:
+        """Forbid what the rows' grammars do -> (how to take that back, entries whose grammar is lost, and why)."""
+        numbers, masks, lost = [], [], {}
+        for entry, state in special:
+            if state.grammar is not None:
+                try:
+                    mask = state.mask(int(positions[entry]))
+                except RowFailure as failure:
+                    lost[entry] = str(failure)
+                    continue
+                if mask is not None:
+                    numbers.append(int(rows[entry]))
+                    masks.append(mask)
+        return self._ops.mask(logits, numbers, np.stack(masks)) if masks else None, lost
 
     def _state(self, slot: int) -> RowState:
         state = self._states[slot]

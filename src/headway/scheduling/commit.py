@@ -91,7 +91,7 @@ def accept(request: Request, emitted: Sequence[int]) -> tuple[tuple[int, ...], F
     request.draft = []
     finish = None
     for token in emitted:
-        honoured = request.generated >= request.params.min_tokens
+        honoured = request.generated >= request.params.min_tokens or request.params.grammar is not None
         request.tokens.append(token)
         if token in request.stop_ids and honoured:
             finish = Finish("stop", token)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 from headway.core.errors import BadInput
 from headway.model.load import ModelInfo
 from headway.model.source import merges_folder
+from headway.text.aside import step_back
 from headway.text.chat import Ending, encode_chat
 from headway.text.template import ChatTemplate
 from headway.text.tokenizer import Tokenizer
@@ -28,7 +26,7 @@ class ModelText:
         self._name = info.name
         # Long texts are encoded by threads that step back for the engine. They hold Python's lock for an instant only:
         # a thread of low priority that held it longer would keep the event loop, which waits for it, from running.
-        self._aside = ThreadPoolExecutor(2, thread_name_prefix="encode", initializer=_step_back)
+        self._aside = ThreadPoolExecutor(2, thread_name_prefix="encode", initializer=step_back)
         self._tokenizer = Tokenizer(info.tokenizer, self._aside, merges_folder())
         self._tokenizer.encode_around("", {})  # builds what it needs now, not while the event loop waits for it
         source = info.tokenizer.chat_template
@@ -53,9 +51,3 @@ class ModelText:
 
     def token_bytes(self, id: int) -> bytes:
         return self._tokenizer.token_bytes(id, skip_special=False)
-
-
-def _step_back() -> None:
-    """The engine goes first when cores are short."""
-    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

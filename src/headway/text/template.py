@@ -10,26 +10,18 @@ other template to fall back to, because a prompt in the wrong format gives a pla
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headway.core.errors import BadInput, ModelFileError, shown
+from headway.text.guarded import GuardedProcess, Limits, WorkerEnded
 
 _WORKER = Path(__file__).with_name("template_worker.py")
-_CPU_SECONDS = 1.0
-_WALL_SECONDS = 20.0  # for a machine so busy that a second of processor time takes this long
-_MEMORY = 1 << 29
+_LIMITS = Limits(cpu_seconds=1.0, wall_seconds=20.0, memory=1 << 29)
 _MOST_CHARACTERS = 16 << 20
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 
@@ -49,7 +41,7 @@ class ChatTemplate:
         self._source = source
         self._tokens = dict(tokens or {})
         self._lock = threading.Lock()
-        self._process: _Process | None = _Process(source)
+        self._process: GuardedProcess | None = self._start()
 
     def render(
         self,
@@ -100,65 +92,20 @@ class ChatTemplate:
 
     def _ask(self, data: bytes) -> tuple[str, str, int]:
         if self._process is None or self._process.ended:
-            self._process = _Process(self._source)
-        answer = self._process.ask(data)
-        if isinstance(answer, str):
+            self._process = self._start()
+        try:
+            return msgspec.msgpack.decode(self._process.ask(data), type=tuple[str, str, int])
+        except WorkerEnded as error:
             self._drop()
-            return "fault", answer, 0
-        return answer
+            return "fault", str(error), 0
+
+    def _start(self) -> GuardedProcess:
+        return GuardedProcess(_WORKER, _LIMITS, [str(_MOST_CHARACTERS)], [self._source.encode()])
 
     def _drop(self) -> None:
         if self._process is not None:
             self._process.end()
             self._process = None
-
-
-class _Process:
-    """One worker process and the socket to it."""
-
-    def __init__(self, source: str) -> None:
-        ours, theirs = socket.socketpair()
-        limits = (_CPU_SECONDS, _MEMORY, _MOST_CHARACTERS)
-        # -P keeps this folder off the module path; a process group of its own keeps Ctrl-C of a terminal away.
-        command = [sys.executable, "-P", str(_WORKER), str(theirs.fileno()), *map(str, limits)]
-        with theirs:
-            self._child = subprocess.Popen(
-                command,
-                pass_fds=(theirs.fileno(),),
-                process_group=0,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        self._connection = Connection(os.dup(ours.fileno()))
-        ours.close()
-        self.end = weakref.finalize(self, _end, self._child, self._connection)
-        self._unsent: list[bytes] = [source.encode()]
-
-    @property
-    def ended(self) -> bool:
-        return self._child.poll() is not None
-
-    def ask(self, data: bytes) -> tuple[str, str, int] | str:
-        """The worker's answer; if it has none, why not. Then the process is of no more use."""
-        try:
-            for message in (*self._unsent, data):
-                self._connection.send_bytes(message)
-            self._unsent = []
-            if not self._connection.poll(_WALL_SECONDS):
-                return f"it gives no answer within {_WALL_SECONDS:g} s"
-            return msgspec.msgpack.decode(self._connection.recv_bytes(), type=tuple[str, str, int])
-        except (EOFError, OSError):
-            code = self._child.wait()
-        if code == -signal.SIGPROF:
-            return f"it runs for more than {_CPU_SECONDS:g} s"
-        return f"its process ended ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
-
-
-def _end(child: subprocess.Popen[bytes], connection: Connection) -> None:
-    connection.close()
-    child.kill()
-    child.wait()
 
 
 def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -1,0 +1,64 @@
+"""Where a row's text is in its grammar, and which tokens may come next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from llguidance import LLMatcher
+
+from headway.sampling.rows import RowFailure
+
+WORD = 32  # tokens per word of a mask: a tile of logits
+
+
+class GrammarState:
+    """One row's place in a compiled grammar.
+
+    Args:
+        matcher: at the start of the grammar; this row's own.
+        vocab: how many tokens its tokenizer has.
+        tokens: what the row has generated already.
+    """
+
+    __slots__ = ("_matcher", "_problem", "_words")
+
+    def __init__(self, matcher: LLMatcher, vocab: int, tokens: Iterable[int] = ()) -> None:
+        self._matcher = matcher
+        self._words = -(-vocab // WORD)
+        self._problem = ""
+        for token in tokens:
+            self.take(token)
+
+    def take(self, token: int) -> None:
+        """A token became part of the row."""
+        if not self._matcher.consume_token(token) and not self._problem:
+            self._problem = self._matcher.get_error().partition("\n")[0]
+
+    def mask(self, held: np.ndarray | None = None) -> np.ndarray:
+        """The tokens that may come next, a bit each -> uint32 [ceil(vocab / WORD)], the lowest bit first.
+
+        Args:
+            held: ids that may not, unless nothing else may.
+
+        Raises:
+            RowFailure: a token of the row is not in the grammar, or llguidance gave up.
+        """
+        words = np.zeros(self._words, np.uint32)
+        if not self._problem:
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            if self._matcher.is_error():
+                self._problem = self._matcher.get_error().partition("\n")[0]
+        if self._problem:
+            raise RowFailure(f"the grammar cannot be followed any further: {self._problem}")
+        if held is not None and len(held):
+            rest = words.copy()
+            np.bitwise_and.at(rest, held // WORD, ~(np.uint32(1) << (held % WORD).astype(np.uint32)))
+            if rest.any():
+                return rest
+        return words
+
+
+def allowed(masks: np.ndarray, vocab: int) -> np.ndarray:
+    """Masks [rows, words] as bool [rows, vocab]; what they do not name is not allowed."""
+    return np.unpackbits(masks.view(np.uint8), axis=1, count=vocab, bitorder="little").view(bool)

@@ -1,0 +1,122 @@
+"""The process in which grammars are tried before an engine gets them. Started by `grammar.GrammarChecker` as a script.
+
+A grammar is somebody's program for a compiler in another language: some take minutes or gigabytes, and deep ones end
+the process. Here that does no harm.
+
+Arguments: file descriptor of a socket, processor seconds per grammar, bytes of memory. Messages on the socket are
+MessagePack: first the names of the model's control tokens, then (kind, source) of one `core.grammar.Grammar` after
+another, each answered by (outcome, text): "ok" with llguidance's own form of it, or "refused" with why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from multiprocessing.connection import Connection
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+# Between two tokens of JSON: nothing, a space, or a new line and its indentation. A model that is unsure would go on
+# with blanks for ever.
+WHITESPACE = r"(\x20|\x0A\x20{0,40})?"
+
+
+class Refused(Exception):
+    """The grammar is at fault."""
+
+
+class ByteVocabulary:
+    """Every byte is a token, and so is each control token: what a grammar allows does not depend on more."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, control: list[str]) -> None:
+        self.tokens = [bytes([byte]) for byte in range(256)] + [name.encode() for name in (*control, "<|end|>")]
+        self.special_token_ids = range(256, len(self.tokens))
+        self.eos_token_id = len(self.tokens) - 1
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+def compiled(kind: str, source: str) -> str:
+    """llguidance's form of a grammar."""
+    if kind == "compiled":
+        return source
+    if kind == "json_schema":
+        schema = json.loads(source)
+        if isinstance(schema, bool):
+            if not schema:
+                raise Refused("no JSON is valid by it")
+            schema = {}
+        if not isinstance(schema, dict):
+            raise Refused("a JSON schema is an object")
+        return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(source)
+    if kind == "choice":
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in json.loads(source)))
+    return LLMatcher.grammar_from_lark(any_to_lark(source))
+
+
+def check(tokenizer: LLTokenizer, kind: str, source: str) -> str:
+    """llguidance's form of a grammar, tried as far as its first token."""
+    try:
+        text = compiled(kind, source)
+    except Refused:
+        raise
+    except RecursionError:
+        raise Refused("it nests too deep") from None
+    except Exception as error:  # of two parsers, in two languages
+        raise Refused(str(error)) from None
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    mask = matcher.compute_bitmask() if not matcher.is_error() else b""
+    problem = matcher.get_error()
+    if problem.startswith("NoExtension") or not (problem or any(mask)):
+        raise Refused("there is no text that it allows")
+    if problem:
+        raise Refused(problem)
+    return text
+
+
+def sentence(problem: str) -> str:
+    """Of what a parser says in several lines, perhaps with a drawing of the place."""
+    lines = problem.strip().splitlines() or ["it cannot be compiled"]
+    why = next((line for line in lines if line.startswith("error:")), "")
+    return (lines[0] + (" " + why if why else ""))[:400]
+
+
+def serve(connection: Connection, seconds: float) -> None:
+    """Answer until the other side goes away."""
+    tokenizer = LLTokenizer(ByteVocabulary(msgspec.msgpack.decode(connection.recv_bytes())), slices=[])  # type: ignore[arg-type]
+    while True:
+        try:
+            kind, source = msgspec.msgpack.decode(connection.recv_bytes())
+        except EOFError:
+            return
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
+        try:
+            answer = "ok", check(tokenizer, kind, source)
+        except Refused as error:
+            answer = "refused", sentence(str(error))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        connection.send_bytes(msgspec.msgpack.encode(answer))
+
+
+def main() -> None:
+    descriptor, seconds, memory = sys.argv[1:]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":  # elsewhere the system does not enforce it; the time limit bounds memory too
+        resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
+    os.nice(10)  # the engine goes first
+    serve(Connection(int(descriptor)), float(seconds))
+
+
+if __name__ == "__main__":
+    main()

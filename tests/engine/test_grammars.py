@@ -1,0 +1,146 @@
+"""Rows that are bound to a grammar: with every other feature, on both backends, through preemption."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from headway.core.events import EventLog, Preempted
+from headway.core.grammar import Grammar
+from headway.core.request import SamplingParams
+from headway.engine.messages import Delta, Refusal, Submit
+from headway.executor.grammars import Grammars
+from headway.ops import native
+from headway.ops.native.backend import NativeBackend
+from headway.text.grammar import GrammarChecker
+from tests.engine.tiny import VOCAB, TinyModel, complete, drain, prompts, tokens_of
+
+EOS = 0
+PIECES = ["", *string.ascii_lowercase, *string.digits, *'{}[]":, \n', "ab", '{"', '":', "true", '"a"', "12"]
+
+
+class Letters:
+    """As much of a tokenizer as grammars look at: letters, digits, marks, a few longer tokens, and padding."""
+
+    vocab_size = VOCAB
+    special_ids = {"<|end|>": EOS}  # noqa: RUF012
+    eos_ids = (EOS,)
+
+    def token_bytes(self, id: int, *, skip_special: bool = True) -> bytes:
+        return b"<|end|>" if id == EOS else PIECES[id].encode() if id < len(PIECES) else b""
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return [PIECES.index(character) for character in text]
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[GrammarChecker]:
+    checker = GrammarChecker(["<|end|>"])
+    yield checker
+    checker.close()
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    grammars = Grammars(cast(Any, Letters()))
+    yield grammars
+    grammars.close()
+
+
+@pytest.fixture(
+    scope="module",
+    params=["reference", pytest.param("native", marks=pytest.mark.skipif(bool(native.why_not()), reason="no kernels"))],
+)
+def model(request: pytest.FixtureRequest) -> TinyModel:
+    return TinyModel(NativeBackend(threads=2, kv_dtype="f32") if request.param == "native" else None)
+
+
+def text_of(deltas: list[Delta]) -> str:
+    return "".join(PIECES[token] for token in tokens_of(deltas))
+
+
+PATTERN = r"[a-c]{3,6}[0-9]{2}(xy|z)"
+COMBINED: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0},
+    {"top_k": 5},
+    {"top_p": 0.5, "min_p": 0.05},
+    {"logprobs": 3, "n": 3},
+    {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3, "temperature": 0.7},
+    {"logit_bias": ((PIECES.index("a"), 50.0), (PIECES.index("w"), 100.0))},
+    {"min_tokens": 30},  # more than the grammar allows: it ends where it must
+    {"stop": (), "stop_token_ids": (PIECES.index("q"),)},
+]
+
+
+@pytest.mark.parametrize("fields", COMBINED, ids=lambda fields: " ".join(fields) or "plain")
+def test_only_what_the_grammar_allows_is_drawn(
+    model: TinyModel, grammars: Grammars, checker: GrammarChecker, fields: dict[str, Any]
+) -> None:
+    params = SamplingParams(**{"max_tokens": 60, "seed": 5, "grammar": checker.check(Grammar.regex(PATTERN)), **fields})
+    runs = [complete(model.loop(grammars=grammars, eos_ids=(EOS,)), prompts(6), params) for _ in range(2)]
+    for deltas in runs[0].values():
+        for choice in range(params.n):
+            own = [delta for delta in deltas if delta.choice == choice]
+            assert re.fullmatch(PATTERN, text_of(own)), text_of(own)
+            assert own[-1].finish is not None and own[-1].finish.matched == EOS
+            if params.logprobs is not None:  # of the raw distribution, in which most of what is likely was forbidden
+                assert all(len(one.top) == 3 for delta in own for one in delta.logprobs)
+    assert {id: tokens_of(deltas) for id, deltas in runs[0].items()} == {
+        id: tokens_of(deltas) for id, deltas in runs[1].items()
+    }
+
+
+def test_backends_agree(grammars: Grammars, checker: GrammarChecker) -> None:
+    if native.why_not():
+        pytest.skip("no kernels")
+    params = SamplingParams(seed=9, max_tokens=40, grammar=checker.check(Grammar.regex("([a-m]{1,3} )*[n-z]")))
+    texts = []
+    for made in (TinyModel(), TinyModel(NativeBackend(threads=1, kv_dtype="f32"))):
+        run = complete(made.loop(grammars=grammars, eos_ids=(EOS,)), prompts(4), params)
+        texts.append({id: text_of(deltas) for id, deltas in run.items()})
+    assert texts[0] == texts[1]
+
+
+def test_neighbours_without_a_grammar_are_as_without_one(
+    model: TinyModel, grammars: Grammars, checker: GrammarChecker
+) -> None:
+    free = SamplingParams(seed=3, max_tokens=12, ignore_eos=True)
+    alone = complete(model.loop(grammars=grammars, eos_ids=(EOS,)), prompts(3), free)
+    loop = model.loop(grammars=grammars, eos_ids=(EOS,))
+    bound = SamplingParams(seed=3, max_tokens=12, grammar=checker.check(Grammar.regex("[a-z]+")))
+    for number, tokens in enumerate(prompts(3)):
+        assert loop.submit(Submit(id=f"bound{number}", tokens=tokens, params=bound)) is None
+        assert loop.submit(Submit(id=str(number), tokens=tokens, params=free)) is None
+    deltas = drain(loop)
+    for id, expected in alone.items():
+        assert tokens_of([delta for delta in deltas if delta.id == id]) == tokens_of(expected)
+
+
+def test_a_preempted_row_finds_its_place_again(model: TinyModel, grammars: Grammars, checker: GrammarChecker) -> None:
+    pattern = "([a-f]{2}[0-9]){12}z"
+    params = SamplingParams(seed=1, max_tokens=60, grammar=checker.check(Grammar.regex(pattern)))
+    events: list[Any] = []
+    loop = model.loop(grammars=grammars, eos_ids=(EOS,), blocks=40, log=EventLog(events.append))
+    run = complete(loop, prompts(8), params)
+    assert any(isinstance(event, Preempted) for event in events)
+    calm = complete(model.loop(grammars=grammars, eos_ids=(EOS,)), prompts(8), params)
+    for id, deltas in run.items():
+        assert re.fullmatch(pattern, text_of(deltas))
+        assert deltas[-1].finish == calm[id][-1].finish
+
+
+def test_what_is_cut_says_so(model: TinyModel, grammars: Grammars, checker: GrammarChecker) -> None:
+    params = SamplingParams(seed=1, max_tokens=5, grammar=checker.check(Grammar.regex("[a-z]{40}")))
+    (deltas,) = complete(model.loop(grammars=grammars, eos_ids=(EOS,)), prompts(1), params).values()
+    assert deltas[-1].finish is not None and deltas[-1].finish.reason == "length"
+
+
+def test_an_engine_without_grammars_refuses_them(checker: GrammarChecker) -> None:
+    params = SamplingParams(max_tokens=5, grammar=checker.check(Grammar.regex("a")))
+    refused = TinyModel().loop().submit(Submit(id="a", tokens=(1,), params=params))
+    assert isinstance(refused, Refusal) and refused.message.startswith("grammar: ")
