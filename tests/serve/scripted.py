@@ -15,9 +15,11 @@ from typing import Any
 
 from headway.core.clock import WallClock
 from headway.core.events import EventLog
+from headway.core.receipts import Receipts
 from headway.core.request import SamplingParams
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult, TokenLogprobs
 from headway.engine.loop import EngineLoop
+from headway.executor.simulated import FixedCosts
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
 from headway.text.chat import Ending
@@ -166,11 +168,14 @@ def engine(
         max_tokens_per_step=512,
         max_model_len=context,
     )
+    receipts = Receipts(FixedCosts(step=1.0, token=1.0).parts, limits.windows)
+    log = EventLog(*subscribers, receipts)
     return EngineLoop(
-        Scheduler(limits, key=b"k" * 32, policy=policy_named(policy), log=EventLog(*subscribers), max_wait=max_wait),
+        Scheduler(limits, key=b"k" * 32, policy=policy_named(policy), log=log, max_wait=max_wait),
         ScriptedExecutor(limits, seconds),
         WallClock(time.perf_counter_ns),
         VOCAB,
         ByteTokenizer(),  # type: ignore[arg-type]
         eos_ids=(EOS,),
+        receipts=receipts,
     )

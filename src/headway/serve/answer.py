@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from headway.core.errors import BadInput
+from headway.core.receipts import Receipt
 from headway.core.request import Finish, SamplingParams
 from headway.engine.messages import Delta, Refusal, Submit
 from headway.serve.choice import Choice, Gain, Prompt
@@ -123,6 +124,8 @@ class Answer:
         choices: in order of their index.
         completion_tokens: generated so far, by all choices.
         admitted: when the first prompt got its cache blocks, ps; None = not yet.
+        receipt: what its choices that have ended took of the machine.
+        itemise: makes the bill that usage shows; None = it shows none.
         first, last: when the first and the latest token came, ps; 0 = none did.
     """
 
@@ -156,6 +159,8 @@ class Answer:
         self.prompts = [prompt for prompt, _ in prompts]
         self.choices = [Choice(index, self.prompts[index // n]) for index in range(len(prompts) * n)]
         self.completion_tokens = 0
+        self.receipt = Receipt()
+        self.itemise: Callable[[Receipt], dict[str, float]] | None = None
         self._check_size()
         self.admitted: int | None = None
         self.first = self.last = 0
@@ -200,6 +205,11 @@ class Answer:
         """Prompt tokens that came from the prefix cache."""
         return sum(prompt.cached for prompt in self.prompts)
 
+    @property
+    def bill(self) -> dict[str, Any]:
+        """What usage says besides: the receipt, if the client wants one."""
+        return {} if self.itemise is None else {"receipt": self.itemise(self.receipt)}
+
     def take(self, outputs: Sequence[Delta | Refusal]) -> list[tuple[Choice, Gain]]:
         """Count what came, and say which choices gained something.
 
@@ -215,6 +225,8 @@ class Answer:
                 raise failure(output.finish)
             if self.query.max_tokens == 0:
                 output = replace(output, tokens=(), text="", logprobs=(), finish=output.finish and Finish("length"))
+            if output.receipt is not None:
+                self.receipt += output.receipt
             choice = self._choices[output.id, output.choice]
             if output.choice == 0:
                 choice.prompt.cached = output.cached

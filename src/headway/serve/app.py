@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +35,7 @@ from headway.serve.limits import BodyBudget, check_json
 from headway.serve.logs import log_access
 from headway.serve.metrics import CONTENT_TYPE, HttpDone, ServerMetrics, render
 from headway.serve.openapi import document
+from headway.serve.receipts import RECEIPT_HEADER, itemised
 from headway.serve.text_pool import TextPool
 
 PROBES = ("/health", "/ready")  # need no key
@@ -54,6 +56,7 @@ class Api:
         created: when the server started, Unix seconds.
         stall_seconds: /health fails when an engine has work and no step ended for so long.
         lora_folder: where LoRA adapters may be loaded from on request; None = nowhere.
+        price: dollars per hour of the machine, which the models share in equal parts; for receipts.
     """
 
     def __init__(
@@ -64,11 +67,13 @@ class Api:
         created: int,
         stall_seconds: float,
         lora_folder: Path | None = None,
+        price: float | None = None,
     ) -> None:
         self.models = models
         self._metrics = metrics
         self._budget = budget
         self._stall_seconds = stall_seconds
+        self._price = None if price is None else price / len(models)
         self._pool = TextPool()
         self._document = document()
         self.created = created
@@ -115,6 +120,8 @@ class Api:
         async with self._budget.read(request) as raw:
             arrival = wall_clock().now()  # waiting for a thread and tokenising are part of a request's wait
             value = await self._pool.run(len(raw), work)
+        if isinstance(value, Answer) and request.headers.get(RECEIPT_HEADER) == "1":
+            value.itemise = partial(itemised, price=self._price)
         if isinstance(value, AdapterChange):
             await self._named(value.model).link.change_adapters(value.command)
             return _json(value.answer())

@@ -152,7 +152,9 @@ class _Life:
         metrics = ServerMetrics(served[0].model if len(served) == 1 else "")
         self._fold = metrics.fold
         budget = BodyBudget(int(options.max_body_mib * 2**20))
-        self._api = Api(self._models, metrics, budget, int(time.time()), options.stall_timeout, _lora_folder(options))
+        self._api = Api(
+            self._models, metrics, budget, int(time.time()), options.stall_timeout, _lora_folder(options), options.price
+        )
         config = uvicorn.Config(
             Gate(self._api, keys, Cors(options.cors_origin)),
             http=GuardedProtocol,

@@ -11,6 +11,7 @@ import msgspec
 
 from headway.core.errors import BadInput, EngineDead, HeadwayError
 from headway.core.events import Admitted, AnyEvent
+from headway.core.receipts import Receipt
 from headway.engine.ipc import Adapters, Channel, Failed, Ready, Status, Stop, Turn, make_folder
 from headway.engine.messages import Cancel, Delta, LoadAdapter, Refusal, Submit, UnloadAdapter
 from headway.serve.admission import Backlog
@@ -83,7 +84,7 @@ class EngineLink:
         options: one line of JSON for the engine's standard input. The pipe stays open: its end tells the engine that
             the API process is gone.
         backlog: bounds what waits.
-        on_event: a fold over the engine's events.
+        on_event: a fold over the engine's events, and over the receipts of what has ended.
 
     Attributes:
         ready: what the engine said when the model was loaded; None before.
@@ -95,7 +96,7 @@ class EngineLink:
     """
 
     def __init__(
-        self, command: Sequence[str], options: bytes, backlog: Backlog, on_event: Callable[[AnyEvent], None]
+        self, command: Sequence[str], options: bytes, backlog: Backlog, on_event: Callable[[AnyEvent | Receipt], None]
     ) -> None:
         self._command = list(command)
         self._options = options
@@ -245,6 +246,8 @@ class EngineLink:
             if inbox is not None:
                 inbox.admitted = inbox.admitted or event.now
         for output in turn.outputs:
+            if isinstance(output, Delta) and output.receipt is not None:
+                self._on_event(output.receipt)
             inbox = self._inboxes.get(output.id)
             if inbox is None:  # cancelled meanwhile
                 continue

@@ -16,6 +16,7 @@ import msgspec
 from headway.core import events
 from headway.core.clock import to_seconds
 from headway.core.folds import Totals
+from headway.core.receipts import Receipt
 from headway.engine.ipc import Status
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -140,6 +141,7 @@ class _Seen:
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache at first admission, and found.
         predicted: steps that were predicted.
         adapters: LoRA adapter -> choices that ended, their prompt tokens (once per prompt), and tokens generated.
+        billed: ps of the machine by tenant, of choices that ended.
         recent_ratio, recent_error: measured / predicted of steps and its distance from 1, over about the last `RECENT`.
     """
 
@@ -150,6 +152,7 @@ class _Seen:
     recent_ratio: float = 1.0
     recent_error: float = 0.0
     adapters: dict[str, list[int]] = field(default_factory=dict)
+    billed: dict[str, int] = field(default_factory=dict)
     ttft: Histogram = field(default_factory=_seconds)
     itl: Histogram = field(default_factory=_seconds)
     e2e: Histogram = field(default_factory=_seconds)
@@ -181,10 +184,12 @@ class Metrics:
             events.FirstToken: self._first_token,
             events.Finished: self._finished,
             events.StepDone: self._step,
+            Receipt: self._bill,
         }
 
-    def fold(self, event: events.AnyEvent) -> None:
-        self.totals(event)
+    def fold(self, event: events.AnyEvent | Receipt) -> None:
+        if isinstance(event, events.Event):
+            self.totals(event)
         handler = self._folds.get(type(event))
         if handler is not None:  # of the others only the sums matter
             handler(event)
@@ -252,6 +257,9 @@ class Metrics:
             self._seen.itl.observe(0.0, emitted - 1)
         live.last = now
 
+    def _bill(self, receipt: Receipt) -> None:
+        self._seen.billed[receipt.tenant] = self._seen.billed.get(receipt.tenant, 0) + receipt.billed
+
     def series(self, status: Status) -> Iterator[Series]:
         """What is known of the engine.
 
@@ -273,6 +281,7 @@ class Metrics:
         reasons = {f'finished_reason="{reason}"': t.finished[reason] for reason in REASONS}
         refused = {f'reason="{_escape(reason)}"': count for reason, count in t.refused.items()}
         blocked = {f'reason="{reason}"': count for reason, count in t.blocked.items()}
+        billed = {f'key="{_escape(tenant)}"': to_seconds(time) for tenant, time in seen.billed.items()}
         counter, gauge, histogram = "counter", "gauge", "histogram"
         for place, (name, what) in enumerate(ADAPTER_SERIES.items() if seen.adapters else ()):
             sums = {f'adapter="{_escape(adapter)}"': counts[place] for adapter, counts in seen.adapters.items()}
@@ -303,6 +312,8 @@ class Metrics:
         yield "step_predicted_steps_total", counter, "Steps the step-time model predicted.", t.predicted_steps
         yield "step_predicted_seconds_total", counter, "Time the model predicted for them.", t.predicted_seconds
         yield "step_prediction_error_seconds_total", counter, "Sum of absolute errors.", t.prediction_error
+        yield "billed_seconds_total", counter, "Time of the machine on receipts, by (the digest of) the key.", billed
+        yield "idle_seconds_total", counter, "Time between steps.", to_seconds(t.idle)
         if seen.predicted:
             yield "step_time_ratio", gauge, "Measured over predicted step time, recent steps.", seen.recent_ratio
             yield "step_time_error", gauge, "Mean of |ratio - 1| over recent steps.", seen.recent_error

@@ -153,6 +153,7 @@ class _Format:
             "completion_tokens": answer.completion_tokens,
             "total_tokens": answer.prompt_tokens + answer.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+            **answer.bill,
         }
 
     def _event(self, choice: Choice, content: Fields, logprobs: Any, finish: Any) -> bytes:
