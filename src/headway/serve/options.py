@@ -45,7 +45,11 @@ class ServeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
     price: Annotated[
         float | None,
-        Option("Dollars per hour of this machine; receipts and metrics then tell costs.", least=0, most=1e6),
+        Option(
+            "Dollars per hour of this machine; receipts then tell costs. Several models share it in equal parts.",
+            least=0,
+            most=1e6,
+        ),
     ] = None
     access_log: Annotated[str, Option("A line per request on stderr.", ACCESS)] = "off"
     log_level: Annotated[str, Option("Least level of what is logged on stderr.", LEVELS)] = "info"
