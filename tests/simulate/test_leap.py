@@ -135,6 +135,7 @@ def test_leaping_is_stepping(
     assert leapt[1].tokens == diary.tokens
     assert leapt[1].seen == diary.seen
     assert (leapt[0], leapt[2], leapt[3]) == (end, busy, pools)
+    assert (leapt[1].areas, leapt[1].spent) == (diary.areas, diary.spent)
     assert leapt[1].plans <= diary.plans
     assert [(one.steps, one.step_tokens, one.step_rows) for one in (diary, leapt[1])] == [
         (diary.plans, diary.step_tokens, diary.step_rows)

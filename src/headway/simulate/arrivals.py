@@ -61,17 +61,32 @@ def rows_of(lengths: Lengths, count: int, seed: int) -> list[TraceRow]:
     return [TraceRow(0.0, *lengths.draw(noise)) for _ in range(count)]
 
 
+class Columns(msgspec.Struct):
+    """A load of which nothing but times and lengths is decided beforehand.
+
+    Attributes:
+        rows: the requests; all begin with `shared` equal tokens and ask for `most` tokens.
+        at: when the first of them come, ps; the others come when one ends, `think` ps later.
+    """
+
+    rows: Sequence[TraceRow]
+    at: Sequence[int]
+    think: int
+    shared: int
+    most: int | None
+
+
 class Stream:
     """Requests that come by a timetable, whatever happens to them."""
 
     def __init__(self, rows: Sequence[TraceRow], load: Load, shared: int = 0, most: int | None = None) -> None:
-        self._rows = rows
-        self._times = timetable(load, [row.at for row in rows])
+        times = [to_ps(at) for at in timetable(load, [row.at for row in rows])]
+        self.columns = Columns(rows, times, 0, shared, most)
         self._make = Maker(shared, most)
 
     def first(self) -> Iterator[Ask]:
-        for number, (row, at) in enumerate(zip(self._rows, self._times, strict=True)):
-            yield self._make(number, row, to_ps(at))
+        for number, (row, at) in enumerate(zip(self.columns.rows, self.columns.at, strict=True)):
+            yield self._make(number, row, at)
 
     def then(self, ask: Ask, emission: Emission | None, now: int) -> None:
         return None
@@ -85,19 +100,16 @@ class Closed:
     ) -> None:
         if concurrency < 1:
             raise BadInput("--concurrency", f"{concurrency} is not a whole number from 1")
+        self.columns = Columns(rows, [0] * min(concurrency, len(rows)), to_ps(think), shared, most)
         self._rows = iter(enumerate(rows))
-        self._concurrency = concurrency
-        self._think = to_ps(think)
         self._make = Maker(shared, most)
 
     def first(self) -> Iterator[Ask]:
-        for _ in range(self._concurrency):
-            if (ask := self._next(0)) is None:
-                break
-            yield ask
+        asks = [self._next(at) for at in self.columns.at]  # before any of them is refused and the next one comes
+        return iter([ask for ask in asks if ask is not None])
 
     def then(self, ask: Ask, emission: Emission | None, now: int) -> Ask | None:
-        return self._next(now + self._think)
+        return self._next(now + self.columns.think)
 
     def _next(self, at: int) -> Ask | None:
         row = next(self._rows, None)

@@ -103,6 +103,11 @@ class Deployed(msgspec.Struct, frozen=True):
     budget: Budget
     price: float | None = None
 
+    @property
+    def host_seconds(self) -> float:
+        """Per step, outside of the step-time model."""
+        return self.setup.host_us * 1e-6
+
     def replica(self, answers: Answers, log: EventLog | None = None, leaps: bool = True) -> Replica:
         """A fresh one, with an empty cache. `leaps`: over equal steps, which changes nothing but the time it takes."""
         clock, policy = VirtualClock(), policy_named(self.setup.policy)
@@ -112,7 +117,7 @@ class Deployed(msgspec.Struct, frozen=True):
             ttl=to_ps(self.setup.prefix_ttl), ttft=None if self.setup.ttft is None else to_ps(self.setup.ttft),
             max_wait=self.setup.max_wait, reuse=self.setup.prefix_cache,
         )  # fmt: skip
-        executor = SimulatedRanks(self.limits, clock, self.model, answers, host=self.setup.host_us * 1e-6)
+        executor = SimulatedRanks(self.limits, clock, self.model, answers, host=self.host_seconds)
         return Replica([scheduler], executor, clock, answers, leaps=leaps)
 
 

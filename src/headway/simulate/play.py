@@ -15,6 +15,7 @@ from headway.metrics.summary import Targets, summarize
 from headway.roofline.queueing import little
 from headway.simulate.deploy import Deployed
 from headway.simulate.driver import Replica, Route, Source, run
+from headway.simulate.plain import play_plain
 from headway.simulate.trail import DETAIL, PARTS, Trail
 from headway.simulate.workload import Answers, Ask
 from headway.traffic.load import Load
@@ -48,6 +49,17 @@ def play(
     Raises:
         BadInput: no such route.
     """
+    router(route)  # is there one?
+    told = play_plain(deployed, source, replicas, route == ROUTES[0], detail, progress)
+    trail, busy = told or _play(deployed, source, replicas, route, detail, progress)
+    found = Run(load, sorted(trail.records, key=lambda record: record.index))
+    return Played(_summary(deployed, found, trail, busy, replicas, targets, route), found, trail)
+
+
+def _play(
+    deployed: Deployed, source: Source, replicas: int, route: str, detail: int, progress: Callable[[int], None]
+) -> tuple[Trail, int]:
+    """Through the scheduler that serves -> what happened, and ps of all steps."""
     answers, trail = Answers(alike=not deployed.setup.prefix_cache), Trail(detail)
     copies = [deployed.replica(answers) for _ in range(replicas)]
     end = run(
@@ -57,9 +69,7 @@ def play(
     if not trail.records:
         raise BadInput("--requests", "the load holds no request")
     trail.close(end)
-    records = sorted(trail.records, key=lambda record: record.index)
-    found = Run(load, records)
-    return Played(_summary(deployed, found, trail, end, copies, targets, route), found, trail)
+    return trail, sum(copy.executor.busy for copy in copies)
 
 
 def router(name: str) -> Route:
@@ -81,22 +91,20 @@ def router(name: str) -> Route:
 
 
 def _summary(
-    deployed: Deployed, found: Run, trail: Trail, end: int, copies: Sequence[Replica], targets: Targets | None,
-    route: str,
+    deployed: Deployed, found: Run, trail: Trail, busy: int, replicas: int, targets: Targets | None, route: str
 ) -> dict[str, Any]:  # fmt: skip
     priced, setup = deployed.priced, deployed.setup
     summary: dict[str, Any] = {
-        "model": priced.shape.name, "hardware": priced.hardware.name, "gpus": priced.gpus, "replicas": len(copies),
+        "model": priced.shape.name, "hardware": priced.hardware.name, "gpus": priced.gpus, "replicas": replicas,
         "precision": priced.precision, "step_time": deployed.label, "route": route,
         "setup": msgspec.to_builtins(setup) | {"budget": msgspec.to_builtins(deployed.budget)},
         "limits": msgspec.to_builtins(deployed.limits),
     }  # fmt: skip
     summary |= summarize(found, targets)
-    seconds = to_seconds(end - (trail.begin or 0))
-    busy = sum(to_seconds(copy.executor.busy) for copy in copies)
+    seconds, worked = trail.seconds, to_seconds(busy)
     summary["steps"] = {
-        "count": trail.steps, "mean_ms": 1e3 * busy / trail.steps if trail.steps else None,
-        "busy_share": busy / seconds / len(copies) if seconds else None,
+        "count": trail.steps, "mean_ms": 1e3 * worked / trail.steps if trail.steps else None,
+        "busy_share": worked / seconds / replicas if seconds else None,
         "tokens_per_step": trail.step_tokens / trail.steps if trail.steps else None,
         "rows_per_step": trail.step_rows / trail.steps if trail.steps else None, "preemptions": trail.preemptions,
     }  # fmt: skip
@@ -107,7 +115,7 @@ def _summary(
     for name in ("kv_use", "kv_filled"):
         column = trail.series.column(name)
         summary[name] = {"max": max((use for _, use in column), default=0.0), "series": column}
-    summary["cost"] = cost(deployed, summary["throughput"], seconds, len(copies))
+    summary["cost"] = cost(deployed, summary["throughput"], seconds, replicas)
     summary["little"] = _little(trail, seconds)
     summary["stability"] = stability(trail)
     if "slo" in summary:

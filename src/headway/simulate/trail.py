@@ -43,6 +43,11 @@ class Series:
         self._every = 1e-3
         self._next = 0.0
 
+    @property
+    def due(self) -> float:
+        """When the next sample is, seconds."""
+        return self._next
+
     def wants(self, seconds: float) -> bool:
         """Is a sample due?"""
         return seconds >= self._next
@@ -83,11 +88,17 @@ class Trail:
         self._tracks: dict[str, Track] = {}
         self._now = 0
         self.begin: int | None = None
-        self._at: list[tuple[int, int, int]] = []  # (when, arrived, ended), at every arrival
+        self._at = array("q")  # when each request arrived
+        self._gone = array("q")  # and how many had ended then
 
     def close(self, end: int) -> None:
         """Nothing more happens until `end`."""
         self._pass(end)
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to now."""
+        return to_seconds(self._now - (self.begin or 0))
 
     def mean(self, part: str) -> float:
         """Mean number of requests in a part."""
@@ -99,11 +110,20 @@ class Trail:
         in which requests arrived."""
         if not self._at:
             return 0, 0, 0.0
-        middle = (self._at[0][0] + self._at[-1][0]) / 2
-        _, arrived, ended = self._at[bisect_left(self._at, (middle,))]
-        _, all_arrived, all_ended = self._at[-1]
-        more, gone = all_arrived - arrived, all_ended - ended
+        begin = bisect_left(self._at, (self._at[0] + self._at[-1]) / 2)
+        more, gone = len(self._at) - 1 - begin, self._gone[-1] - self._gone[begin]
         return more, gone, float(more - gone)
+
+    def arrivals(self, at: array[int], gone: array[int]) -> None:
+        """All requests at once: when each arrived, and how many had ended then."""
+        self.begin, self._at, self._gone = at[0], at, gone
+
+    def count(self, steps: int, tokens: int, rows: int, end: int) -> None:
+        """So many steps, until `end`, with so many new tokens and rows in all."""
+        self.steps += steps
+        self.step_tokens += tokens
+        self.step_rows += rows
+        self._now = max(self._now, end)
 
     def arrived(self, ask: Ask) -> None:
         self._pass(ask.at)
@@ -111,8 +131,8 @@ class Trail:
             self.begin = self._now = ask.at
         self.counts["arrived"] += 1
         self.inside["queue"] += 1
-        ended = self.counts["arrived"] - sum(self.inside.values())
-        self._at.append((ask.at, self.counts["arrived"], ended))
+        self._at.append(ask.at)
+        self._gone.append(self.counts["arrived"] - sum(self.inside.values()))
         times = array("q") if ask.output <= self._detail else None
         self._detail -= ask.output if times is not None else 0
         self._tracks[str(ask.number)] = Track(ask, times=times)
@@ -160,6 +180,8 @@ class Trail:
             if track.first < 0:
                 track.first = times[0]
                 self._move("prefill", "decode")
+                self.areas["prefill"] -= now - times[0]  # the steps after it were counted there
+                self.areas["decode"] += now - times[0]
             track.last = now
             track.tokens += len(emission.tokens)
             if track.times is not None:
@@ -201,25 +223,48 @@ class Trail:
         self.inside[PARTS[len(edges) - 2]] -= 1
 
     def _record(self, track: Track, now: int, failure: Failure | None) -> RequestRecord:
-        ask, base = track.ask, PS_PER_NS  # ns from 1, for 0 means that it did not happen
-        if track.times is not None:
-            chunks = [Chunk(1 + at // base, Kind.CONTENT, index, 1) for index, at in enumerate(track.times)]
-        else:
-            seen = [(track.first, 1)] + [(track.last, track.tokens - 1)] * (track.tokens > 1)
-            chunks = [Chunk(1 + at // base, Kind.CONTENT, i, n) for i, (at, n) in enumerate(seen) if track.tokens]
-        return RequestRecord(
-            index=ask.number, intended=1 + ask.at // base, max_tokens=ask.most or ask.output,
-            prompt_wanted=len(ask.prompt), sent=1 + ask.at // base, ended=1 + now // base, chunks=chunks,
-            prompt_tokens=len(ask.prompt), output_tokens=track.tokens, failure=failure,
-        )  # fmt: skip
+        ask = track.ask
+        chunks = chunks_of(track.first, track.last, track.tokens, track.times)
+        return record(ask.number, ask.at, len(ask.prompt), ask.most or ask.output, chunks, track.tokens, now, failure)
+
+
+def chunks_of(first: int, last: int, tokens: int, times: Sequence[int] | None) -> list[Chunk]:
+    """What a client saw of an answer: all tokens at their times, or the first, and the others with the last."""
+    if times is not None:
+        return [Chunk(_ns(at), Kind.CONTENT, index, 1) for index, at in enumerate(times)]
+    if not tokens:
+        return []
+    begin = Chunk(_ns(first), Kind.CONTENT, 0, 1)
+    return [begin] if tokens == 1 else [begin, Chunk(_ns(last), Kind.CONTENT, 1, tokens - 1)]
+
+
+def record(
+    number: int, at: int, prompt: int, most: int, chunks: list[Chunk], tokens: int, ended: int,
+    failure: Failure | None,
+) -> RequestRecord:  # fmt: skip
+    """An ended request as `headway bench` keeps it. Times are ps; `prompt` in tokens."""
+    begin = _ns(at)
+    return RequestRecord(
+        index=number, intended=begin, max_tokens=most, prompt_wanted=prompt, sent=begin, ended=_ns(ended),
+        chunks=chunks, prompt_tokens=prompt, output_tokens=tokens, failure=failure,
+    )  # fmt: skip
+
+
+def _ns(ps: int) -> int:
+    """From 1, for 0 means that it did not happen."""
+    return 1 + ps // PS_PER_NS
 
 
 def _kv_use(replica: Replica) -> tuple[float, float]:
-    """(share of the blocks that somebody owns, share of their places that hold computed tokens), of the first group."""
     size = owned = filled = 0
     for scheduler in replica.schedulers:
         pool = scheduler.cache.pools[0]
         size += pool.size
         owned += pool.size - pool.available
         filled += sum(row.request.computed for row in scheduler.state.running)
-    return round(owned / size, 4), round(filled / (size * replica.schedulers[0].cache.block_size), 4)
+    return kv_shares(owned, filled, size, replica.schedulers[0].cache.block_size)
+
+
+def kv_shares(owned: int, filled: int, size: int, block_size: int) -> tuple[float, float]:
+    """(share of the blocks that somebody owns, share of their places that hold computed tokens), of the first group."""
+    return round(owned / size, 4), round(filled / (size * block_size), 4)

@@ -101,10 +101,15 @@ class Answers:
 
 def made_up(number: int, tokens: int, shared: Sequence[int] = ()) -> list[int]:
     """A prompt that begins like others with `shared` and goes on like no other."""
-    if not 0 < tokens < LONGEST:
-        raise BadInput("--input-tokens", f"{tokens}; accepted: from 1 to below {LONGEST}")
+    check_prompt(tokens)
     base = number << BITS
     return [*shared[:tokens], *range(base + min(len(shared), tokens), base + tokens)]
+
+
+def check_prompt(tokens: int) -> None:
+    """BadInput unless a prompt can have so many tokens."""
+    if not 0 < tokens < LONGEST:
+        raise BadInput("--input-tokens", f"{tokens}; accepted: from 1 to below {LONGEST}")
 
 
 def of_row(number: int, row: TraceRow, shared: Sequence[int] = ()) -> Ask:

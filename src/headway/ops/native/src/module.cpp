@@ -14,6 +14,7 @@
 
 #include "adapter.h"
 #include "ops_experts.h"
+#include "replica.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -153,6 +154,40 @@ double probe_compute(Engine& engine, const std::string& kind, double seconds) {
   return (double)done * engine.team.threads() * 4 * ROUNDS * per_round / elapsed;
 }
 
+nb::object as_array(std::vector<int64_t>&& values) {
+  auto* kept = new std::vector<int64_t>(std::move(values));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<int64_t>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>(kept->data(), {kept->size()}, owner));
+}
+
+nb::dict play(const ReplicaSetup& setup, const Array<int64_t, 1>& at, const Array<int64_t, 1>& prompt, const Array<int64_t, 1>& output,
+              const Array<int64_t, 1>& max_len, const Array<uint8_t, 1>& refused, const Array<uint8_t, 1>& detailed, int64_t open,
+              int64_t think, AskStep ask, Look look) {
+  const auto same = [&](size_t size) { return size == prompt.size(); };
+  if (!same(output.size()) || !same(max_len.size()) || !same(refused.size()) || !same(detailed.size()) ||
+      (int64_t)at.size() < std::min<int64_t>(open, prompt.size())) {
+    throw std::invalid_argument("the columns of a load differ in length");
+  }
+  const auto column = [](const auto& array) { return std::vector(array.data(), array.data() + array.size()); };
+  const PlainLoad load{column(at), column(prompt), column(output), column(max_len), column(refused), column(detailed), open, think};
+  PlainOutcome out = PlainReplica(setup, load, std::move(ask), std::move(look)).play();
+  nb::dict found;
+  found["at"] = as_array(std::move(out.at));
+  found["admitted"] = as_array(std::move(out.admitted));
+  found["first"] = as_array(std::move(out.first));
+  found["last"] = as_array(std::move(out.last));
+  found["tokens"] = as_array(std::move(out.tokens));
+  found["ended"] = as_array(std::move(out.ended));
+  found["preemptions"] = as_array(std::move(out.preemptions));
+  found["how"] = as_array(std::move(out.how));
+  found["gone"] = as_array(std::move(out.gone));
+  nb::list times;
+  for (auto& each : out.times) times.append(as_array(std::move(each)));
+  found["times"] = times;
+  found["totals"] = nb::make_tuple(out.steps, out.step_tokens, out.step_rows, out.busy, out.end);
+  return found;
+}
+
 }  // namespace
 }  // namespace headway
 
@@ -160,6 +195,20 @@ NB_MODULE(_native, m) {
   using namespace headway;
   nb::set_leak_warnings(false);  // a process that is told to stop ends with its model loaded
   m.doc() = "Headway's native CPU kernels. Use headway.ops.native.";
+
+  nb::class_<ReplicaSetup>(m, "ReplicaSetup")
+      .def(
+          "__init__",
+          [](ReplicaSetup* s, int64_t block_size, int64_t blocks, int64_t max_rows, int64_t max_tokens_per_step,
+             int64_t max_model_len, int64_t step_tokens, int64_t prompt_tokens, bool shortest_first, bool headroom,
+             int64_t strict_after, int64_t idle_step) {
+            new (s) ReplicaSetup{block_size,    blocks,         max_rows, max_tokens_per_step, max_model_len, step_tokens,
+                                 prompt_tokens, shortest_first, headroom, strict_after,        idle_step};
+          },
+          nb::kw_only(), "block_size"_a, "blocks"_a, "max_rows"_a, "max_tokens_per_step"_a, "max_model_len"_a, "step_tokens"_a,
+          "prompt_tokens"_a, "shortest_first"_a, "headroom"_a, "strict_after"_a, "idle_step"_a);
+  m.def("play", &play, "setup"_a, nb::kw_only(), "at"_a, "prompt"_a, "output"_a, "max_len"_a, "refused"_a, "detailed"_a, "open"_a,
+        "think"_a, "ask"_a, "look"_a);
 
   nb::class_<Matrix>(m, "Matrix")
       .def_prop_ro("shape", [](const Matrix& w) { return std::make_pair(w.out, w.in); })
