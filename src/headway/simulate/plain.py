@@ -87,7 +87,8 @@ def _plain(deployed: Deployed, columns: Columns, replicas: int, in_turn: bool) -
     alone = replicas == 1 or (in_turn and len(columns.at) == len(rows))
     apart = not setup.prefix_cache or not (columns.shared or any(row.blocks for row in rows))
     in_order = all(map(int.__le__, columns.at, columns.at[1:]))
-    return bool(rows) and scheduler and alone and apart and in_order and available()
+    soon = bool(rows) and max(columns.at[-1], columns.think) < NEVER
+    return scheduler and alone and apart and in_order and soon and available()
 
 
 def _setup(deployed: Deployed) -> Any:
@@ -174,8 +175,10 @@ class _Load:
         """Of some requests, as the native module wants them."""
         refused = np.zeros(len(self.prompt), np.uint8)
         refused[list(self.problems)] = 1
-        names = {"at": self.at, "prompt": self.prompt, "output": self.output, "max_len": self.max_len,
-                 "refused": refused, "detailed": self.detailed}  # fmt: skip
+        names: dict[str, np.ndarray] = {
+            "at": self.at, "prompt": self.prompt, "output": self.output, "max_len": self.max_len, "refused": refused,
+            "detailed": self.detailed,
+        }  # fmt: skip
         cut = {name: np.ascontiguousarray(column[chosen]) for name, column in names.items()}
         return cut | {"open": len(cut["at"]), "think": self._think}
 
