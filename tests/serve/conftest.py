@@ -164,3 +164,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(command=[*command, "--served-model-name", "tiny", "--max-rows", "16"])
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[Server]:
+    """`headway serve` on the built-in model: small, but it answers."""
+    try:
+        command = [sys.executable, "-m", "headway", "serve", "--port", "0", "--kv-cache-gib", "0.1"]
+        server = Server(command=[*command, "--served-model-name", "demo", "--max-model-len", "2048"])
+    except AssertionError as error:
+        pytest.skip(f"not to be had here: {error}")
+    yield server
+    server.kill()

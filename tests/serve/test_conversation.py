@@ -37,8 +37,10 @@ class Commas:
 
 
 def answered(format: Any, *texts: str) -> tuple[Answer, Choice, list[bytes]]:
-    query = Query(params=SamplingParams(), field="messages", id_prefix="x-", format=format, parser=Commas)
-    answer = Answer(query, [(Prompt((1, 2)), 8)], "model", "", 0)
+    query = Query(
+        params=SamplingParams(), field="messages", model="model", id_prefix="x-", format=format, parser=Commas
+    )
+    answer = Answer(query, [(Prompt((1, 2)), 8)], "", 0)
     (choice,), writer, pieces = answer.choices, query.format(answer), []
     for number, text in enumerate(texts):
         finish = Finish("stop") if number == len(texts) - 1 else None

@@ -26,8 +26,11 @@ def check(response: Any) -> None:
     assert response.status_code not in (500, 502, 504), response.text
     assert response.status_code != 503 or int(response.headers["retry-after"]) >= 1
     if response.status_code >= 400:
-        error = json.loads(response.content)["error"]
-        if isinstance(error, dict):
+        body = json.loads(response.content)
+        error = body["error"]
+        if body.get("type") == "error":  # Anthropic's
+            assert error["message"] and error["type"]
+        elif isinstance(error, dict):
             assert error["message"] and {"type", "param", "code"} <= error.keys()
         else:  # Ollama's
             assert error
@@ -48,6 +51,7 @@ def test_requests_made_from_the_document(case: Any, server: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "kind", "base"),
     [
+        ("/v1/messages", "MessagesRequest", {"model": "scripted", "messages": [{"role": "user", "content": "say:a"}]}),
         ("/v1/chat/completions", "ChatRequest", {"messages": [{"role": "user", "content": "say:a"}]}),
         ("/v1/completions", "CompletionRequest", {"prompt": "say:a"}),
         ("/tokenize", "TokenizeRequest", {"prompt": "a"}),

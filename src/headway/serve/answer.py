@@ -22,7 +22,7 @@ from headway.core.receipts import Receipt
 from headway.core.request import Finish, SamplingParams
 from headway.engine.messages import Delta, Refusal, Submit
 from headway.serve.choice import Choice, Gain, Prompt
-from headway.serve.conversation import AUTO, Message, Tool, ToolChoice
+from headway.serve.conversation import AS_IT_DOES, AUTO, Message, Reasoning, Tool, ToolChoice
 from headway.serve.errors import ApiError
 from headway.text.chat import Ending
 from headway.text.parts import CallBegun, Part, PartParser, Said
@@ -45,10 +45,12 @@ class Query:
         ending: how the conversation ends.
         tools: what the model may call, and `tool_choice`, whether it does.
         variables: of the chat template.
+        reasoning: whether the model thinks first, where it can.
         parser: makes what reads a choice's text as parts; None = all of it is said.
         prompts: texts or token ids; the choices of an answer are numbered prompt by prompt.
         params: how to sample; its `max_tokens` is not looked at.
         max_tokens: most tokens to generate; None = what the context holds, 0 = none, for the sake of an echo.
+        to_context: more `max_tokens` than the context holds are no fault: the answer says that the context ended it.
         max_context: most tokens of prompt and output together, if that is less than the model's context.
         model: who answers.
         adapter: the LoRA adapter over it; "" = the model itself.
@@ -65,10 +67,12 @@ class Query:
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice = AUTO
     variables: Mapping[str, Any] = field(default_factory=dict)
+    reasoning: Reasoning = AS_IT_DOES
     parser: Callable[[], PartParser] | None = None
     prompts: Sequence[str | list[int]] = ()
     params: SamplingParams
     max_tokens: int | None = None
+    to_context: bool = False
     max_context: int | None = None
     model: str
     adapter: str = ""
@@ -191,6 +195,12 @@ class Answer:
     def prompt_tokens(self) -> int:
         """Of all prompts; the choices of one count it once."""
         return sum(len(prompt.tokens) for prompt in self.prompts)
+
+    @property
+    def cut_by_context(self) -> bool:
+        """The context holds less than was asked for."""
+        wanted = self.query.max_tokens
+        return wanted is not None and any((submit.params.max_tokens or 0) < wanted for submit in self.submits)
 
     @property
     def logprob_entries(self) -> int:

@@ -257,7 +257,9 @@ class Gate:
         begin = time.perf_counter()
         origin = self._cors.allowed(scope["headers"])
         scope["path"] = _SLASHES.sub("/", scope["path"]).rstrip("/") or "/"  # as bases that end in "/" make them
-        extra = [(b"x-request-id", id), *(self._cors.headers(origin) if origin else ())]
+        named = dialect_of(scope["path"]).id_header
+        ids = [(name, id) for name in (b"x-request-id", named) if name]
+        extra = [*ids, *(self._cors.headers(origin) if origin else ())]
         status = CLIENT_GONE
 
         async def reply(message: Message) -> None:

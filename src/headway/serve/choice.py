@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -63,6 +63,15 @@ class Block:
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of a call, as an object; a text that was cut, or that the model got wrong, gives {}."""
+        try:
+            value = msgspec.json.decode(self.text)
+        except msgspec.DecodeError:
+            return {}
+        return value if isinstance(value, dict) else {}
 
 
 @dataclass

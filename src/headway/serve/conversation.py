@@ -79,6 +79,30 @@ class ToolChoice:
 AUTO = ToolChoice()
 
 
+@dataclass(frozen=True)
+class Reasoning:
+    """Whether and how a model that can think before it speaks does so.
+
+    Attributes:
+        enabled: None = as the model does by itself.
+        budget: most tokens of it; None = no limit of its own.
+        effort: how much of it, in the API's words; None = as the model does by itself.
+        shown: the answer has its text.
+    """
+
+    enabled: bool | None = None
+    budget: int | None = None
+    effort: str | None = None
+    shown: bool = True
+
+    def variables(self) -> dict[str, Any]:
+        """What chat templates of such models call it; others do not look."""
+        return {} if self.enabled is None else {"enable_thinking": self.enabled}
+
+
+AS_IT_DOES = Reasoning()
+
+
 def template_messages(messages: Sequence[Message], knows_developer: bool) -> list[dict[str, Any]]:
     """Messages as a chat template takes them, which is as transformers gives them.
 

@@ -111,11 +111,13 @@ class Dialect:
     Attributes:
         prefix: errors of all paths that begin so have this API's shape; of several the longest prefix counts.
         error: the body of an error.
+        id_header: what the API calls the header that has a request's id, beside x-request-id.
     """
 
     prefix: str
     endpoints: tuple[Endpoint, ...]
     error: Callable[[ApiError], Any]
+    id_header: bytes = b""
 
 
 def known_fields(*names: str) -> type[msgspec.Struct]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgspec
 
 _HOLE = "\x00hole\x00"
@@ -20,6 +22,12 @@ def json_bytes(value: object) -> bytes:
 def event(value: object) -> bytes:
     """A server-sent event."""
     return b"data: " + json_bytes(value) + b"\n\n"
+
+
+def timestamp(at: float | None = None) -> str:
+    """RFC 3339 of Unix seconds `at`; None = now."""
+    time = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
+    return time.isoformat().replace("+00:00", "Z")
 
 
 def hole(index: int) -> str:

@@ -69,7 +69,8 @@ class PromptReader:
         if query.tools and query.tool_choice.mode != "none":
             raise ApiError(400, "tools: not supported by this server; leave it out", param="tools", code="unsupported")
         if query.messages is not None:
-            tokens = self.chat(query.messages, query.ending, query.tools, query.variables)
+            variables = {**query.reasoning.variables(), **query.variables}
+            tokens = self.chat(query.messages, query.ending, query.tools, variables)
             tokenised, fields = [Prompt(tokens)], [query.field]
         else:
             many = len(query.prompts) > 1
@@ -153,13 +154,13 @@ class PromptReader:
         if left < 1:
             problem = f"the prompt has {tokens} tokens; the context holds {context}, one of them for output"
             raise ApiError(400, f"{field}: {problem}", param=field, code="context_length_exceeded")
-        if query.max_tokens is not None and query.max_tokens > left:
+        if query.max_tokens is not None and query.max_tokens > left and not query.to_context:
             problem = (
                 f"{query.limit_field}: {tokens} prompt tokens + {query.max_tokens} output tokens are more than the "
                 f"context of {context}; at most {left} are left"
             )
             raise ApiError(400, problem, param=query.limit_field, code="context_length_exceeded")
-        return left if query.max_tokens is None else query.max_tokens
+        return left if query.max_tokens is None else min(query.max_tokens, left)
 
 
 def _characters(value: Any) -> int:

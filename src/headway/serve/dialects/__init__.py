@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from headway.serve.dialect import Dialect
+from headway.serve.dialects.anthropic import ANTHROPIC
 from headway.serve.dialects.ollama import OLLAMA
 from headway.serve.dialects.openai import OPENAI
 
-DIALECTS = (OPENAI, OLLAMA)
+DIALECTS = (OPENAI, ANTHROPIC, OLLAMA)
 
 
 def dialect_of(path: str) -> Dialect:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
-
-import msgspec
 
 from headway.core.request import Finish
 from headway.core.step import TokenLogprobs
 from headway.serve.answer import Answer
 from headway.serve.choice import Block, Choice, Gain
-from headway.serve.encode import Template, hole, json_bytes
+from headway.serve.encode import Template, hole, json_bytes, timestamp
 from headway.serve.errors import ApiError, clean
 from headway.serve.logprobs import entries
 from headway.serve.text import Text
@@ -23,12 +20,6 @@ PS_PER_NS = 1000
 
 def error_body(error: ApiError) -> dict[str, Any]:
     return {"error": clean(str(error))}
-
-
-def timestamp(at: float | None = None) -> str:
-    """RFC 3339 of Unix seconds `at`; None = now."""
-    time = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
-    return time.isoformat().replace("+00:00", "Z")
 
 
 class LineFormat:
@@ -134,13 +125,4 @@ def _reason(finish: Finish) -> str:
 
 
 def _calls(calls: Sequence[Block]) -> list[dict[str, Any]]:
-    return [{"id": call.id, "function": {"name": call.name, "arguments": _arguments(call.text)}} for call in calls]
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """An object, as Ollama's clients expect; an answer that was cut within it, or a model that wrote none, gives {}."""
-    try:
-        value = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    return [{"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in calls]

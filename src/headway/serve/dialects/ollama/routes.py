@@ -21,7 +21,8 @@ from headway.serve.dialects.ollama.bodies import (
     max_tokens,
     sampling_params,
 )
-from headway.serve.dialects.ollama.format import LineFormat, timestamp
+from headway.serve.dialects.ollama.format import LineFormat
+from headway.serve.encode import timestamp
 from headway.serve.tools import tools_of
 
 LINES = "application/x-ndjson"

@@ -27,6 +27,7 @@ from headway.serve.dialects.openai.bodies import (
 )
 from headway.serve.dialects.openai.format import ChatFormat, CompletionFormat
 from headway.serve.dialects.openai.messages import conversation, tool_choice_of
+from headway.serve.encode import timestamp
 from headway.serve.errors import ApiError
 from headway.serve.tools import tools_of
 
@@ -87,17 +88,18 @@ def detokenize(body: DetokenizeRequest, host: Host) -> dict[str, Any]:
 
 def models(parameters: dict[str, str], host: Host) -> dict[str, Any]:
     names = [name for one in host.models for name in (one.name, *one.adapters)]
-    return {"object": "list", "data": [model({"id": name}, host) for name in names]}
+    anthropic = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return {"object": "list", "data": [model({"id": name}, host) for name in names], **anthropic}
 
 
 def model(parameters: dict[str, str], host: Host) -> dict[str, Any]:
+    """A model as OpenAI's clients read it, and in the last line of the first fields Anthropic's, who ask here too."""
     found, adapter = host.find(parameters["id"])
+    name = adapter or found.name
     about: dict[str, Any] = {
-        "id": adapter or found.name,
-        "object": "model",
-        "created": host.created,
-        "owned_by": "headway",
-    }
+        "id": name, "object": "model", "created": host.created, "owned_by": "headway",
+        "type": "model", "display_name": name, "created_at": timestamp(host.created),
+    }  # fmt: skip
     if found.ready is not None:
         context = found.ready.max_model_len
         meta = {"n_ctx_train": context, "n_ctx": context, "n_vocab": found.ready.vocab_size}
