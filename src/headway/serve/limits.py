@@ -123,8 +123,11 @@ class BodyBudget:
 
 
 def _check_type(headers: Headers) -> None:
+    """JSON, unnamed or called what curl calls everything that it is given with -d. A page of another site may send just
+    that without being asked for leave; but browsers then say whose page it is, so that is refused."""
     kind = (header(headers, b"content-type") or b"application/json").partition(b";")[0].strip().lower()
-    if kind != b"application/json":
+    form = kind == b"application/x-www-form-urlencoded" and header(headers, b"origin") is None
+    if kind != b"application/json" and not form:
         raise ApiError(415, "send content-type: application/json", param="content-type", code="unsupported_media_type")
     coding = (header(headers, b"content-encoding") or b"identity").strip().lower()
     if coding != b"identity":
