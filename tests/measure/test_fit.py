@@ -61,15 +61,15 @@ def test_known_constants_come_back_as_predictions() -> None:
 
 
 def test_outliers_do_not_move_the_fit() -> None:
-    found = fit(measured(0.02, outliers=0.1), "int8")
+    found = fit(measured(0.02, outliers=0.15), "int8")
     again = residual_of(measured(0.0), found.efficiency)
     assert np.median(np.abs(again)) < 0.02 and found.high > 1.5  # the range says that such steps happen
 
 
-def test_the_range_holds_ninety_percent_of_new_steps() -> None:
+def test_the_range_holds_eighty_percent_of_new_steps() -> None:
     found = fit(measured(0.05, repeats=6), "int8")
     new = np.exp(residual_of(measured(0.05, seed=7, repeats=6), found.efficiency))
-    assert 0.82 < np.mean((new > found.low) & (new < found.high)) < 0.98
+    assert 0.72 < np.mean((new > found.low) & (new < found.high)) < 0.88
     assert 0.02 < found.error < 0.06 and found.low < 1 < found.high
 
 

@@ -1,6 +1,6 @@
 """The step-time model's word beside each measured number, and how much of the machine was used.
 
-Of a machine that `headway probe` timed steps on, the prediction is an *estimate* with the range of 90 % of steps; of
+Of a machine that `headway probe` timed steps on, the prediction is an *estimate* with the range of 80 % of steps; of
 any other it is a *bound*: peak rates, no host. Neither has a queue or interference in it. What a measurement has beyond
 it is named `unexplained`, not explained away; for the time to first token it holds the queue. The batch and the
 context are the measured ones, so a disagreement is one about the step, not about the traffic.
@@ -24,13 +24,12 @@ from headway.roofline.hardware import Hardware
 from headway.roofline.profile import Profile
 from headway.roofline.replica import Replica, deploy
 from headway.roofline.step import StepCost, StepTime, check_layout, decode_step, prefill_step
-from headway.roofline.timing import Timing, estimate, held, not_fitted
+from headway.roofline.timing import Timing, served_here
 from headway.roofline.work import COMPUTE_TERMS, MEMORY_TERMS
 from headway.shape.model import ModelShape
 
-OUR_BACKEND = "native"  # what serves on a measured machine
 LABELS = {
-    "estimate": "estimate: steps as `headway probe` timed them, range of 90 % of steps; no queue, scheduler or HTTP",
+    "estimate": "estimate: steps as `headway probe` timed them, range of 80 % of steps; no queue, scheduler or HTTP",
     "bound": "bound: peak rates, no queue, no interference, no host time",
 }
 HOP_SECONDS = 2e-6  # of an all-reduce over a scale-up link, where there is one
@@ -45,12 +44,10 @@ class Backing:
 
     def timing(self) -> Timing:
         """The estimate where our own steps were timed on the machine, else the bound and why there is no estimate."""
-        shape, roof = self.replica.shape, self.replica.step_time()
-        if self.profile is None or self.replica.gpus > 1:
+        roof = self.replica.step_time()
+        if self.profile is None:
             return Timing.bound(roof, "steps were not timed on this hardware")
-        formats = held(shape)
-        found = estimate(shape, self.profile, OUR_BACKEND, formats)
-        return found or Timing.bound(roof, not_fitted(self.profile, OUR_BACKEND, formats))
+        return served_here(self.replica.shape, self.profile, roof)
 
 
 def backing(

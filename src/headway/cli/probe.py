@@ -144,7 +144,7 @@ def _document(profile: Profile) -> Document:
         ]
         for backend, fits in profile.fits.items() for format, regimes in fits.items() for fit in regimes
     ]  # fmt: skip
-    head = ["steps", "timed", "at GB/s", "error", "90 % within", "reads", "at most GB/s", "multiplies at"]
+    head = ["steps", "timed", "at GB/s", "error", "80 % within", "reads", "at most GB/s", "multiplies at"]
     return Document(f"{profile.name}: {profile.threads} threads, {profile.memory / 2**30:.1f} GiB free", [
         Grid(["", "rate", "FLOPs per byte"], [*reading, *arithmetic]),
         *([Grid(head, steps)] if steps else [Text("no steps were timed: predictions are bounds", "note")]),

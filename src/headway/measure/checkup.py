@@ -37,7 +37,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         point: "decode" or "prefill". batch: requests decoding together, or prompts.
         tokens_per_second: predicted, over all requests: an estimate, or a bound where the label says so. Where it was
             measured too, the prediction is for the memory bandwidth and arithmetic of the same moments.
-        low, high: 90 % of single steps are expected between.
+        low, high: 80 % of single steps are expected between.
         bound: tokens/s that memory and arithmetic allow at most. binds: "memory" or "compute".
         measured: tokens/s of real steps, median; None if none were run.
         predicted_over_measured: median over them.
@@ -98,7 +98,7 @@ class Checkup(msgspec.Struct, frozen=True):
         """(label, text) pairs to print."""
         bandwidth = ", ".join(f"{rate / 1e9:.1f} GB/s on {n}" for n, rate in self.read_bandwidth.items())
         rates = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in self.rates.items())
-        said = "estimates with the range of 90 % of steps" if self.label == "estimate" else f"bounds: {self.reason}"
+        said = "estimates with the range of 80 % of steps" if self.label == "estimate" else f"bounds: {self.reason}"
         return [
             ("instruction sets", " ".join(self.isa)),
             ("threads", f"{self.threads} (affinity and container quota considered)"),

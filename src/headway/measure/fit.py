@@ -36,7 +36,8 @@ SPREAD = 1.35  # bandwidths that differ by more are of two regimes of the machin
 COVER = 12  # sizes of step that a regime must have shown to be fitted by itself
 LEAST = len(TYPICAL)  # steps that a fit needs
 ROUNDS = 60
-QUANTILES = (0.05, 0.95)
+QUANTILES = (0.1, 0.9)  # of the range that is told, the planner's too
+EDGES = (0.05, 0.95)
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -98,7 +99,7 @@ def fit_regimes(observations: Sequence[Observation], math: str) -> list[Fit]:
         BadInput: as `fit`.
     """
     rates = [one.bandwidth for one in observations]
-    least, most = np.quantile(rates, QUANTILES) if rates else (1.0, 1.0)
+    least, most = np.quantile(rates, EDGES) if rates else (1.0, 1.0)
     if most > SPREAD * least:
         middle = (least * most) ** 0.5
         slow = [one for one in observations if one.bandwidth < middle]

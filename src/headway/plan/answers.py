@@ -7,8 +7,6 @@ do not add up to `seconds`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from headway.plan.traffic import Target, Traffic
@@ -17,9 +15,7 @@ from headway.roofline.frontier import FrontierPoint
 from headway.roofline.hardware import Hardware
 from headway.roofline.levers import Lever
 from headway.roofline.memory import MemoryPlan
-
-if TYPE_CHECKING:
-    from headway.roofline.calibrate import Range  # brings numpy, which a bound does not need
+from headway.roofline.timing import Range
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +53,7 @@ class Answer(Verdict, frozen=True, kw_only=True):
 
 class Step(Answer, frozen=True, kw_only=True):
     """One decode step of `batch` sequences, `chunk` prompt tokens beside. `binds`: "memory" or "compute". `fits`: in
-    memory; if not, `gpus_needed` hold it."""
+    memory; if not, `gpus_needed` hold it. `range`: of its seconds, on a measured machine."""
 
     batch: int
     context: int
@@ -71,18 +67,21 @@ class Step(Answer, frozen=True, kw_only=True):
     terms: dict[str, float]
     fits: bool
     gpus_needed: int | None = None
+    range: Range | None = None
 
 
 class Prefill(Answer, frozen=True, kw_only=True):
-    """Prefill of one prompt, of which `cached_tokens` were found in the prefix cache."""
+    """Prefill of one prompt, of which `cached_tokens` were found in the prefix cache. `mfu`: assumed; None and with a
+    `range` of the seconds on a measured machine."""
 
     input_tokens: int
     cached_tokens: int
-    mfu: float
+    mfu: float | None
     seconds: float
     tokens_per_second: float
     binds: str
     terms: dict[str, float]
+    range: Range | None = None
 
 
 class Frontier(Answer, frozen=True, kw_only=True):
@@ -250,7 +249,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: context limit to set: what the traffic needs, as far as the memory holds it.
         batch, peak_batch: decodes at once, in the mean and at the target's percentile. chunk: prompt tokens per step.
         ttft_ms, tpot_ms: at the target's percentile.
-        basis: "calibrated" or "extrapolated".
+        basis: "calibrated", "extrapolated", or "measured" on this machine.
         goodput: requests/s it could carry. utilisation: the traffic's share of that. headroom: the rest, over it.
         survives_one_loss: of a replica.
         limited_by: what breaks first: "memory", "tpot", "ttft", "throughput".

@@ -6,12 +6,14 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.plan.answers import Served
+from headway.plan.measured import loop_of
 from headway.plan.setup import Setup
-from headway.roofline.calibrate import Estimate, calibration
+from headway.roofline.calibrate import Estimate, calibration, does_not_fit
 from headway.roofline.collectives import AllReduce
 from headway.roofline.deployment import Deployment
 from headway.roofline.hardware import Hardware
-from headway.roofline.step import Efficiency
+from headway.roofline.step import Efficiency, decode_step
+from headway.roofline.timing import Timing
 from headway.shape.formats import known_format, nominal_bytes
 from headway.shape.model import ModelShape
 
@@ -66,21 +68,37 @@ def served(
 
 def estimate(setup: Setup, concurrency: int = 64, input_tokens: int = 2000, output_tokens: int = 500) -> Served:
     """TTFT and TPOT of served requests with p10-p90 ranges, or bounds and the reason for abstaining."""
-    replica = setup.replica()
+    replica = setup.replica(("textbook", "calibrated"))
     deployment = served(
         replica.shape, replica.hardware, setup.engine, replica.precision, setup.gpus, concurrency, input_tokens,
         output_tokens, setup.kv,
     )  # fmt: skip
-    found: Estimate = calibration().predict(deployment)
+    here = setup.measured(replica)
+    found = calibration().predict(deployment) if here is None else _here(here, deployment)
     tpot = found.tpot.p50 if found.tpot else found.bound_tpot
     about = msgspec.structs.replace(setup, mode="calibrated").about(
         replica, (), (f"{concurrency:g} equal requests always in flight: a closed loop (--concurrency)",),
-        "exact" if found.reason else "", input_tokens + output_tokens,
+        "exact" if found.reason else "measured" if here else "", input_tokens + output_tokens,
     )  # fmt: skip
     return Served(
         **about | {"precision": deployment.precision, "kind": found.label, "memory": deployment.memory},
-        engine=deployment.engine,
+        engine=deployment.engine if here is None else "headway",
         concurrency=concurrency, input_tokens=input_tokens, output_tokens=output_tokens, tpot=found.tpot,
         ttft=found.ttft, bound_tpot=found.bound_tpot, bound_ttft=found.bound_ttft, abstained=found.reason,
         seconds=tpot, tokens_per_second=concurrency / tpot, terms=found.terms,
+    )  # fmt: skip
+
+
+def _here(timing: Timing, deployment: Deployment) -> Estimate:
+    """What our own engine does on a measured machine; where no steps of such weights were fitted, the bound."""
+    reason = timing.reason or ("" if deployment.fits else does_not_fit(deployment))
+    (bound,) = calibration().predict_all([deployment], [reason or "what is known of other engines is not asked for"])
+    if reason:
+        return bound
+    prompt, output = round(deployment.prompt), round(deployment.output)
+    load = loop_of(timing.model, deployment).at(deployment.concurrency)
+    terms = timing.model.met(decode_step(timing.model.shape, load.batch, prompt + output / 2))
+    return Estimate(
+        "estimate", bound.bound_tpot, bound.bound_ttft, timing.range(load.tpot), timing.range(load.ttft),
+        terms=terms | {"prompts": load.prompts},
     )  # fmt: skip

@@ -19,6 +19,7 @@ from headway.shape.formats import nominal_bytes
 def explain(setup: Setup, batch: int | None = None, context: int = 4096, tpot_ms: float | None = None) -> Explained:
     """A waterfall of the step, its binding constraint, and the effect of one change at a time, each at the batch then
     possible. Without a batch: the largest possible."""
+    setup = msgspec.structs.replace(setup, mode=setup.counting)
     replica = setup.replica(BOUNDS)
     tpot = None if tpot_ms is None else tpot_ms * 1e-3
     now = capacity(replica, max(1, context), tpot)

@@ -20,13 +20,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from headway.plan.measured import loop_of
 from headway.plan.traffic import Target, Traffic
 from headway.roofline.calibrate import calibration
 from headway.roofline.constants import resolve
 from headway.roofline.deployment import Deployment
 from headway.roofline.loop import Columns, Fleet, Loop
 from headway.roofline.queueing import queue_quantile, queue_seconds
-from headway.roofline.step import mixed_step
+from headway.roofline.step import StepTime, mixed_step
 
 CHUNKS = (8192, 4096, 2048, 1024, 512, 256)
 MOST = 4096  # requests in flight on one replica, whatever its memory holds
@@ -68,7 +69,7 @@ class Curve(msgspec.Struct, frozen=True):
 
     def at(self, rate: float, traffic: Traffic, target: Target) -> Load:
         """The replica carrying `rate` requests per second, decodes and prompts both or decodes alone, as deployed."""
-        chunk = next((chunk for chunk in CHUNKS if self._in_time(chunk, rate, target)), CHUNKS[-1])
+        chunk = next((chunk for chunk in self.by_chunk if self._in_time(chunk, rate, target)), min(self.by_chunk))
         columns, broken = self.by_chunk[chunk], []
         flying = self._flying(chunk, rate)
         peak = flying + NormalDist().inv_cdf(target.share) * sqrt(flying)
@@ -76,7 +77,9 @@ class Curve(msgspec.Struct, frozen=True):
         def value(name: str, load: float) -> float:
             return float(np.interp(load, self.flying, columns[name]))
 
-        mean, slow, decode, own = value("tpot", flying), value("tpot", peak), value("decode", flying), columns["own"][0]
+        mean, slow, decode, own = (
+            value("tpot", flying), value("tpot", peak), value("decode", flying), float(columns["own"][0])
+        )  # fmt: skip
         if max(peak, 1.0) > self.flying[-1]:
             broken.append("memory" if self.flying[-1] < MOST else "throughput")
         if target.tpot is not None and slow > target.tpot:
@@ -148,6 +151,20 @@ def curves(deployments: Sequence[Deployment]) -> list[Curve]:
         })
         for i, deployment in enumerate(deployments)
     ]  # fmt: skip
+
+
+def measured_curve(model: StepTime, deployment: Deployment) -> Curve:
+    """A replica of our own engine on a measured machine, whose chunks are as long as its step budget lets them be."""
+    loop = loop_of(model, deployment)
+    grid = np.geomspace(1.0, max(2.0, loop.rows), LOADS)
+    loads = [loop.at(float(flying)) for flying in grid]
+    steps = np.array([max(1.0, loop.fresh / load.chunk) for load in loads])
+    decode, mixed, tpot = (np.array([getattr(load, name) for load in loads]) for name in ("decode", "mixed", "tpot"))
+    first = steps * mixed
+    rate = np.maximum.accumulate(grid / (first + deployment.output * tpot))
+    columns = {"tpot": tpot, "decode": decode, "own": steps * (mixed - decode), "first": first, "rate": rate,
+               "full": mixed}  # fmt: skip
+    return Curve(deployment, grid, {loads[-1].chunk: columns})
 
 
 def _columns(loop: Loop) -> Columns:

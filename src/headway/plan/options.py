@@ -9,7 +9,7 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.core.slo import parse_slo
-from headway.engine.references import load_device, load_shape
+from headway.engine.references import load_device, load_shape, profile_of
 from headway.plan.answers import Search
 from headway.plan.search import Wanted, search
 from headway.plan.traffic import Target, Traffic, from_trace
@@ -26,7 +26,7 @@ def find(
     """`search` with everything as users write it."""
     wanted = Wanted(
         devices(hardware), tuple(precision.split(",")), kv, tuple(degrees), split, budget, parse_prices(prices), most,
-        engine,
+        engine, next((found for name in hardware.split(",") if (found := profile_of(name.strip()))), None),
     )  # fmt: skip
     asked = traffic(trace, rate, input_tokens, output_tokens, cache_hit)
     return search(model, load_shape(model), asked, target(ttft_ms, tpot_ms, slo, percentile), wanted)

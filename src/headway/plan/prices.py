@@ -119,14 +119,14 @@ def ratio(
     """Output over input price (B9). `input_tokens`: length of a prompt, which only exact mode asks for (2000)."""
     whole_from(1, "--batch", batch)
     whole_from(0, "--context", context)
-    if input_tokens is not None and setup.mode == "textbook":
+    if input_tokens is not None and setup.counting == "textbook":
         raise BadInput("--input-tokens", "the textbook ratio has no prompt length; accepted with --mode exact")
     prompt = 2000 if input_tokens is None else input_tokens
     whole_from(1, "--input-tokens", prompt)
     replica = setup.replica(BOUNDS)
     if replica.pi == float("inf"):
         raise BadInput("--peak-tflops", f"no peak is catalogued for {replica.hardware.name}; give its TFLOP/s")
-    attention = setup.mode != "textbook"
+    attention = setup.counting != "textbook"
     whole, weights = (price_ratio(replica, batch, cached, mfu, prompt, attention) for cached in (context, 0))
     return Ratio(
         **setup.about(replica, longest=context) | {"kind": kind_of(mfu)}, batch=batch, context=context, mfu=mfu,

@@ -29,6 +29,7 @@ from headway.plan.answers import (
 from headway.report.document import Bars, Commands, Document, Drawing, Grid, Listing, Part, Text
 from headway.report.units import count, decimal, dollars, gigabytes, parameters, same_digits, seconds, times, yes
 from headway.roofline.hardware import Hardware
+from headway.roofline.timing import Range
 
 CACHE = {0.5: "4-bit", 1.0: "8-bit", 2.0: "16-bit", 4.0: "32-bit"}  # by bytes per number
 
@@ -76,13 +77,17 @@ def _(a: Step) -> list[Part]:
     if not a.fits:
         lines.append(Text(f"does not fit: {_needs(a.gpus_needed)}", "bad"))
         what = f"if it did, a {what}"
-    lines.append(Text(f"{what}: {seconds(a.seconds)}, bound by {a.binds}"))
+    lines.append(Text(f"{what}: {seconds(a.seconds)}{_spread(a.range)}, bound by {a.binds}"))
     each = f", {decimal(a.tokens_per_second_per_user)} tok/s per user" if a.batch > 1 else ""
     lines += [
         Text(f"{decimal(a.tokens_per_second)} tok/s{each}"),
         waterfall(a.terms, a.seconds), Drawing(partial(figures.waterfall, answer=a), on_page=False),
     ]  # fmt: skip
     return lines
+
+
+def _spread(found: Range | None) -> str:
+    return f", p10-p90 {seconds(found.p10)} to {seconds(found.p90)}" if found else ""
 
 
 def _needs(gpus: int | None) -> str:
@@ -92,7 +97,8 @@ def _needs(gpus: int | None) -> str:
 @parts.register
 def _(a: Prefill) -> list[Part]:
     cached = f" ({a.cached_tokens} cached)" if a.cached_tokens else ""
-    what = f"prefill of {a.input_tokens} tokens{cached} at {a.mfu:.0%} MFU: {seconds(a.seconds)}"
+    rate = "" if a.mfu is None else f" at {a.mfu:.0%} MFU"
+    what = f"prefill of {a.input_tokens} tokens{cached}{rate}: {seconds(a.seconds)}{_spread(a.range)}"
     return [
         Text(f"{what}, {count(a.tokens_per_second)} tok/s, bound by {a.binds}"), waterfall(a.terms, a.seconds)
     ]  # fmt: skip
@@ -237,7 +243,7 @@ def _(a: Served) -> list[Part]:
         Text(f"{a.engine}, {a.concurrency:g} requests in flight, {a.input_tokens:g} tokens in, {a.output_tokens:g} out")
     ]
     for name, found, bound in (("TTFT", a.ttft, a.bound_ttft), ("TPOT", a.tpot, a.bound_tpot)):
-        spread = f"{seconds(found.p50)}, p10-p90 {seconds(found.p10)} to {seconds(found.p90)}; " if found else ""
+        spread = f"{seconds(found.p50)}{_spread(found)}; " if found else ""
         lines.append(Text(f"{name}: {spread}bound {seconds(bound)}"))
     if a.abstained:
         return [*lines, Text(f"abstains: {a.abstained}", "warn")]
@@ -284,7 +290,7 @@ def _short(r: Offer) -> str:
 
 
 def _guessed(r: Offer) -> str:
-    return "" if r.basis == "calibrated" else "~"
+    return "~" if r.basis == "extrapolated" else ""
 
 
 def _commands(r: Offer) -> list[Part]:

@@ -11,7 +11,8 @@ import numpy as np
 
 from headway.plan.answers import Counted, Errors, Group, Score
 from headway.plan.runs import Run, read_runs
-from headway.roofline.calibrate import Calibration, Estimate, Range, calibration
+from headway.roofline.calibrate import Calibration, Estimate, calibration
+from headway.roofline.timing import Range
 
 
 def score(file: Path, known: Calibration | None = None) -> Score:

@@ -15,19 +15,23 @@ from headway.core.errors import BadInput
 from headway.plan.answers import Offer, Rejected, Search
 from headway.plan.estimates import calibrated_step, served
 from headway.plan.flags import engine_flags
-from headway.plan.load import Curve, Load, curves, most
+from headway.plan.load import Curve, Load, curves, measured_curve, most
 from headway.plan.prices import price_assumption
 from headway.plan.traffic import Target, Traffic, check
 from headway.report.units import gigabytes, metric
 from headway.roofline.deployment import Deployment, Pool
 from headway.roofline.hardware import NETWORK, Hardware
+from headway.roofline.profile import Profile
+from headway.roofline.replica import Replica, deploy
 from headway.roofline.step import can_split
+from headway.roofline.timing import served_here
 from headway.shape.formats import find_format
 from headway.shape.model import ModelShape
 
 BASIS = (
     "The closed loop of `plan estimate`, fitted on public runs of the engine, at the traffic's load. Basis "
-    "calibrated: such runs exist on this kind of device (ranges: headway plan estimate); extrapolated: they do not."
+    "calibrated: such runs exist on this kind of device (ranges: headway plan estimate); extrapolated: they do not; "
+    "measured: our own engine's steps on this machine."
 )
 DEGREES = (1, 2, 4, 8)
 
@@ -41,6 +45,7 @@ class Wanted(msgspec.Struct, frozen=True):
         budget: most dollars per hour. prices: dollars per GPU-hour by device, in place of the catalogue's.
         most: deployments to list.
         engine: whose calibrated constants to take.
+        profile: of the measured machine among the hardware, by whose own steps it is judged.
     """
 
     hardware: tuple[Hardware, ...]
@@ -52,6 +57,7 @@ class Wanted(msgspec.Struct, frozen=True):
     prices: dict[str, float] = {}
     most: int = 10
     engine: str = "vllm"
+    profile: Profile | None = None
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -153,10 +159,24 @@ def candidates(shape: ModelShape, traffic: Traffic, wanted: Wanted) -> tuple[lis
         msgspec.structs.replace(d, prefill=Pool(d.gpus, d.attention_dp, d.expert_parallel, inf)) for _, _, d in tried
     ]
     loaded = curves([*(d for _, _, d in tried), *alone])
-    return [
+    found = [
         Candidate(device, label, mixed, decode, _basis(mixed.deployment))
         for (device, label, _), mixed, decode in zip(tried, loaded[: len(tried)], loaded[len(tried) :], strict=True)
-    ], rejected
+    ]
+    return [_as_measured(one, wanted) for one in found], rejected
+
+
+def _as_measured(c: Candidate, wanted: Wanted) -> Candidate:
+    """By its own steps, where the device is the measured machine and such steps were timed."""
+    if wanted.profile is None or c.device.name != wanted.profile.name:
+        return c
+    d = c.deployment
+    replica = deploy(d.shape, c.device, d.gpus, precision=d.precision, mode=Replica)
+    timing = served_here(replica.shape, wanted.profile, replica.step_time())
+    if timing.label == "bound":
+        return c
+    curve = measured_curve(timing.model, d)
+    return msgspec.structs.replace(c, mixed=curve, decode=curve, basis="measured")
 
 
 def _basis(deployment: Deployment) -> str:

@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import BadInput
-from headway.engine.references import load_device, load_shape
+from headway.engine.references import load_device, load_shape, profile_of
 from headway.report.units import gigabytes, metric
 from headway.roofline.capacity import memory_batch, memory_plan
 from headway.roofline.collectives import SERVED, AllReduce, Fastest, all_reduce_of, served_all_reduce
 from headway.roofline.hardware import Hardware
 from headway.roofline.replica import Replica, Textbook, deploy, not_negative
 from headway.roofline.step import can_split, check_layout
+from headway.roofline.timing import Timing, served_here
 
 BOUNDS = ("textbook", "exact")
 MODES = (*BOUNDS, "calibrated")
@@ -23,12 +24,14 @@ COUNTED = {  # mode -> what its steps are made of
     "textbook": "data-sheet peaks; all parameters read in every step; no launches, host or queue",
     "exact": "data-sheet peaks; the embedding gathered, heads as each GPU holds them; no launches, host or queue",
     "calibrated": "rates and overheads fitted on public runs of {engine} (--engine)",
+    "measured": "rates and overheads fitted to steps of Headway on this machine; p10-p90 of steps left out of the fit",
 }
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What is deployed on what, and in which mode it is computed. A link latency or bandwidth without a kind of
-    all-reduce means a ring."""
+    """What is deployed on what, and in which mode it is computed: None = by the textbook, but as calibrated where the
+    hardware is a measured machine and the verb can do that. A link latency or bandwidth without a kind of all-reduce
+    means a ring."""
 
     model: str | None = None
     hardware: str | None = None
@@ -37,7 +40,7 @@ class Setup(msgspec.Struct, frozen=True):
     kv: str | None = None
     math: str | None = None
     peak_tflops: float | None = None
-    mode: str = "textbook"
+    mode: str | None = None
     all_reduce: str | None = None
     link_latency_us: float | None = None
     link_gbs: float | None = None
@@ -51,7 +54,7 @@ class Setup(msgspec.Struct, frozen=True):
         Raises:
             BadInput: any option that is impossible, named as the user wrote it.
         """
-        if self.mode not in modes:
+        if self.counting not in modes:
             raise BadInput("--mode", f"{self.mode!r}; accepted by this verb: {', '.join(modes)}")
         if self.model is None:
             raise BadInput("--model", "missing; a name of `headway plan models`, a hub id, a folder, or a .gguf file")
@@ -61,7 +64,7 @@ class Setup(msgspec.Struct, frozen=True):
         replica = deploy(
             load_shape(self.model), device, self.gpus, precision=self.precision, kv=self.kv, math=self.math,
             peak=None if self.peak_tflops is None else self.peak_tflops * 1e12,
-            mode=Textbook if self.mode == "textbook" else Replica,
+            mode=Textbook if self.counting == "textbook" else Replica,
         )  # fmt: skip
         for field, value in (("--overhead-us", self.overhead_us), ("--skew", self.skew)):
             not_negative(field, value)
@@ -76,6 +79,16 @@ class Setup(msgspec.Struct, frozen=True):
         elif self.all_reduce or self.link_latency_us is not None or self.link_gbs is not None:
             reduce = all_reduce_of(self.all_reduce or "ring", self.link_bandwidth(device), self.link_seconds())
         return msgspec.structs.replace(replica, all_reduce=reduce, overhead=self.overhead_us * 1e-6, skew=self.skew)
+
+    @property
+    def counting(self) -> str:
+        """The mode, "textbook" if none was asked for."""
+        return self.mode or "textbook"
+
+    def measured(self, replica: Replica) -> Timing | None:
+        """How long its steps take where the hardware is a measured machine and no bound was asked for; else None."""
+        profile = profile_of(self.hardware or "") if self.mode in (None, "calibrated") else None
+        return served_here(replica.shape, profile, replica.step_time()) if profile else None
 
     def link_seconds(self) -> float:
         latency = LINK_LATENCY_US if self.link_latency_us is None else self.link_latency_us
@@ -103,8 +116,8 @@ class Setup(msgspec.Struct, frozen=True):
         return {
             "model": replica.shape.name, "hardware": replica.hardware.name, "gpus": replica.gpus,
             "precision": replica.precision, "kv_bytes_per_number": replica.shape.kv_width, "math": replica.math,
-            "mode": self.mode, "memory": memory_plan(replica), "notes": [*notes, *self._notes(replica)],
-            "assumptions": [*assumptions, *self._assumptions(replica, counted or self.mode)],
+            "mode": self.counting, "memory": memory_plan(replica), "notes": [*notes, *self._notes(replica)],
+            "assumptions": [*assumptions, *self._assumptions(replica, counted or self.counting)],
         }  # fmt: skip
 
     def _notes(self, replica: Replica) -> list[str]:
@@ -114,7 +127,7 @@ class Setup(msgspec.Struct, frozen=True):
         if device.measured:
             notes.append(f"{device.measured:.0%} of this bandwidth was measured on {device.name}")
         latent = any(group.kind == "latent" for group in replica.shape.groups)
-        if self.mode == "textbook" and gpus > (1 if latent else replica.shape.kv_heads):
+        if self.counting == "textbook" and gpus > (1 if latent else replica.shape.kv_heads):
             held = "its latent cache" if latent else f"some of its {replica.shape.kv_heads} KV heads"
             notes.append(
                 f"the cache is divided by {gpus} here, but every GPU holds {held}: --mode exact says what fits"

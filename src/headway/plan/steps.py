@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,10 +16,13 @@ from headway.roofline import frontier as frontiers
 from headway.roofline import replica as replicas
 from headway.roofline.replica import Replica, decode, not_negative, share
 from headway.roofline.step import StepCost, decode_step, mixed_step, prefill_step
+from headway.roofline.timing import Timing
 from headway.roofline.work import message_bytes
 
 if TYPE_CHECKING:
     from headway.plan.estimates import Calibrated
+
+USUAL_MFU = 0.5  # of prefill, where nobody says and nothing is measured
 
 
 def step(
@@ -31,19 +34,23 @@ def step(
     constants = None
     notes: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
-    if setup.mode == "calibrated":
+    here = setup.measured(replica)
+    if here is not None:
+        notes = _doubt(here)
+    elif setup.mode == "calibrated":
         from headway.plan.estimates import calibrated_step  # brings numpy, which a bound does not need
 
         constants, reason = calibrated_step(
             replica.shape, replica.hardware, setup.engine, replica.precision, setup.gpus
         )
         notes = (f"abstains, so this is the exact bound: {reason}",) if reason else ()
-    if chunk and setup.mode == "textbook":
+    timing = here if here is not None and here.label == "estimate" else None
+    if chunk and setup.counting == "textbook" and not timing:
         raise BadInput("--chunk", "textbook mode has no mixed steps; accepted with --mode exact or calibrated")
     whole_from(0, "--chunk", chunk)
     whole_from(0, "--chunk-start", chunk_start)
     beside = prefill_step(replica.shape, chunk, chunk_start, logits=0) if chunk else None
-    cost = _step_cost(replica, batch, context, constants, beside)
+    cost = _step_cost(replica, batch, context, constants, beside, timing)
     seconds = cost.seconds
     if mbu is not None:
         share("--mbu", mbu)
@@ -52,13 +59,31 @@ def step(
         assumptions = (f"reading and arithmetic reach {mbu:.0%} of their peaks (--mbu)",)
     fits = batch <= capacities.memory_batch(replica, context)
     return Step(
-        **setup.about(replica, notes, assumptions, "exact" if notes else "", context)
-        | {"kind": "estimate" if constants or mbu else "bound"},
+        **_about(setup, replica, timing, notes, assumptions, context)
+        | {"kind": "estimate" if constants or timing or mbu else "bound"},
         batch=batch, context=context, chunk=chunk, seconds=seconds,
         tokens_per_second=batch / seconds, tokens_per_second_per_user=1.0 / seconds,
         tokens_per_second_per_gpu=batch / seconds / setup.gpus, binds=cost.binds, largest_term=cost.largest,
         terms=cost.terms, fits=fits, gpus_needed=None if fits else gpus_needed(replica, context, batch),
+        range=timing.range(seconds) if timing else None,
     )  # fmt: skip
+
+
+def _about(
+    setup: Setup, replica: Replica, timing: Timing | None, notes: tuple[str, ...], assumptions: tuple[str, ...],
+    longest: float,
+) -> dict[str, Any]:  # fmt: skip
+    """What the answer rests on, `timing` where that are steps of this machine."""
+    if timing is not None:
+        setup = msgspec.structs.replace(setup, mode="calibrated")
+        return setup.about(replica, notes, assumptions, "measured", longest)
+    bound = "exact" if setup.mode == "calibrated" and notes else ""
+    return setup.about(replica, notes, assumptions, bound, longest)
+
+
+def _doubt(timing: Timing) -> tuple[str, ...]:
+    """Why a measured machine has a bound only."""
+    return (f"abstains, so this is a bound: {timing.reason}",) if timing.label == "bound" else ()
 
 
 def _step_cost(
@@ -67,22 +92,36 @@ def _step_cost(
     context: int,
     constants: Calibrated | None = None,
     beside: StepShape | None = None,
+    timing: Timing | None = None,
 ) -> StepCost:
     whole_from(1, "--batch", batch)
     whole_from(0, "--context", context)
-    model = replica.step_time(constants.efficiency, constants.all_reduce) if constants else replica.step_time()
+    if timing is not None:
+        model = timing.model
+    else:
+        model = replica.step_time(constants.efficiency, constants.all_reduce) if constants else replica.step_time()
     decodes = decode_step(replica.shape, batch, context)
     return model.explain(mixed_step(decodes, beside) if beside else decodes)
 
 
-def prefill(setup: Setup, input_tokens: int = 2000, cached_tokens: int = 0, mfu: float = 0.5) -> Prefill:
-    """Prefill of one prompt (B4): the part of TTFT that is not queueing."""
+def prefill(setup: Setup, input_tokens: int = 2000, cached_tokens: int = 0, mfu: float | None = None) -> Prefill:
+    """Prefill of one prompt (B4): the part of TTFT that is not queueing. `mfu`: assumed; None = 50 %, and on a measured
+    machine what was measured."""
     replica = setup.replica(BOUNDS)
-    cost = replicas.prefill(replica, input_tokens, mfu, cached=cached_tokens)
+    here = setup.measured(replica) if mfu is None else None
+    notes = _doubt(here) if here is not None else ()
+    if here is not None and here.label == "estimate":
+        replicas.check_prompt(input_tokens, cached_tokens)
+        cost = here.model.explain(prefill_step(replica.shape, input_tokens - cached_tokens, cached_tokens))
+        about = _about(setup, replica, here, notes, (), input_tokens) | {"kind": "estimate"}
+    else:
+        here, mfu = None, USUAL_MFU if mfu is None else mfu
+        cost = replicas.prefill(replica, input_tokens, mfu, cached=cached_tokens)
+        about = _about(setup, replica, None, notes, mfu_assumption(mfu), input_tokens) | {"kind": kind_of(mfu)}
     return Prefill(
-        **setup.about(replica, assumptions=mfu_assumption(mfu), longest=input_tokens) | {"kind": kind_of(mfu)},
-        input_tokens=input_tokens, cached_tokens=cached_tokens, mfu=mfu, seconds=cost.seconds,
+        **about, input_tokens=input_tokens, cached_tokens=cached_tokens, mfu=mfu, seconds=cost.seconds,
         tokens_per_second=(input_tokens - cached_tokens) / cost.seconds, binds=cost.binds, terms=cost.terms,
+        range=here.range(cost.seconds) if here else None,
     )  # fmt: skip
 
 

@@ -19,17 +19,10 @@ from headway.roofline.constants import family, resolve
 from headway.roofline.deployment import Deployment
 from headway.roofline.loop import PARTS, Columns, Fleet, Loop, constants
 from headway.roofline.step import Efficiency
+from headway.roofline.timing import Range
 
 FILE = Path(__file__).with_name("calibration.json")
 METRICS = ("tpot", "ttft")
-
-
-class Range(msgspec.Struct, frozen=True):
-    """Seconds: the estimate `p50`, and the range that held 80 % of runs left out of the fit."""
-
-    p10: float
-    p50: float
-    p90: float
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -136,12 +129,7 @@ class Calibration(msgspec.Struct, frozen=True):
         if precision not in region.precisions:
             return f"no measured runs of {precision}; there are of {', '.join(region.precisions)}"
         if not deployment.fits:
-            plan = deployment.memory
-            need, kept, most = (x / 1e9 for x in (plan.weights, plan.activations + plan.reserve, plan.usable))
-            return (
-                f"does not fit: {need:.0f} GB of weights per GPU, {kept:.1f} GB in reserve and the cache of a request "
-                f"are more than the {most:.1f} GB of memory"
-            )
+            return does_not_fit(deployment)
         for name in ("prompt", "output", "concurrency", "gpus"):
             least, most = getattr(region, name)
             if not least <= getattr(deployment, name) <= most:
@@ -158,6 +146,16 @@ class Calibration(msgspec.Struct, frozen=True):
             })
             for one in columns
         )  # type: ignore[return-value]  # fmt: skip
+
+
+def does_not_fit(deployment: Deployment) -> str:
+    """With its figures."""
+    plan = deployment.memory
+    need, kept, most = (x / 1e9 for x in (plan.weights, plan.activations + plan.reserve, plan.usable))
+    return (
+        f"does not fit: {need:.0f} GB of weights per GPU, {kept:.1f} GB in reserve and the cache of a request "
+        f"are more than the {most:.1f} GB of memory"
+    )
 
 
 def _model(d: Deployment) -> str:

@@ -34,7 +34,7 @@ from headway.roofline.collectives import AllReduce
 from headway.roofline.constants import IDEAL
 from headway.roofline.deployment import Deployment, experts_only
 from headway.roofline.step import BOUND, Efficiency, StepTime, mixed_step
-from headway.roofline.work import TERMS, Amounts, Cache, amounts_of
+from headway.roofline.work import Amounts, Cache, amounts_of
 from headway.shape.model import KVGroup
 
 Columns = dict[str, np.ndarray]
@@ -252,14 +252,9 @@ class Loop:
 
     def parts(self, solved: Columns) -> Columns:
         """The terms of `tpot`, which add up to it."""
-        work = self.model.work(self.decoding(solved["batch"]))
-        e, reduce = self.model.efficiency, self.model.communication(work.tokens)
-        met = [e.meet(*side) for side in e.sides(work, self.model.pi, self.model.beta)]
-        named: Mapping[str, Any] = {read: seconds for (read, _), seconds in zip(TERMS, met, strict=True)}
-        terms = {name: named[name] for name in ("weights", "experts", "head")} | {
-            "kv": named["kv"] + named["prefill_kv"], "all_reduce": reduce,
-            "overhead": solved["decode"] - sum(met) - reduce, "prompts": solved["extra"],
-        }  # fmt: skip
+        terms = self.model.met(self.decoding(solved["batch"]))
+        drafts = solved["decode"] - sum(terms.values())
+        terms |= {"overhead": terms["overhead"] + drafts, "prompts": solved["extra"]}
         gain = solved["tpot"] / (solved["decode"] + solved["extra"])  # of drafts
         return {name: gain * terms[name] for name in PARTS}
 

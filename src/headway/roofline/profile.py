@@ -17,7 +17,7 @@ from headway.core.errors import BadInput
 from headway.roofline.hardware import Hardware
 from headway.roofline.step import Efficiency
 
-VERSION = 3  # of the profile file; raised when the constants of `Efficiency` mean something else
+VERSION = 4  # of the profile file; raised when its figures mean something else
 GAP = 1.25  # a bandwidth this close to the median of a regime belongs to it
 FLIP = 1.15  # probes before and after a step that differ by more say that the machine changed while it ran
 
@@ -43,7 +43,7 @@ class Fit(msgspec.Struct, frozen=True):
     Attributes:
         efficiency: the constants.
         math: number format it multiplies in. peak: median FLOP/s of that format while the steps were measured.
-        low, high: 5th and 95th percentile of measured / predicted, of steps left out of the fit.
+        low, high: 10th and 90th percentile of measured / predicted, of steps left out of the fit.
         error: median of |predicted / measured - 1| of steps left out.
         bandwidth: least, median and most bytes/s that memory gave while the steps were measured.
         steps: how many were fitted.

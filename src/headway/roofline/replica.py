@@ -227,15 +227,20 @@ def margins(d: Replica, context: float) -> tuple[float, float]:
 def prefill(d: Replica, tokens: float, mfu: float = 1.0, attention: bool = True, cached: float = 0.0) -> StepCost:
     """Prefill of a prompt: (2*N_act*T_in + 2*L*d_attn*T_in^2) / (n*pi*MFU) (B4), never faster than its weights can be
     read once. `cached` leading tokens are prefix hits: not computed, but attended to."""
-    _positive("--input-tokens", tokens)
+    check_prompt(tokens, cached)
     share("--mfu", mfu)
-    if not 0 <= cached < tokens:
-        raise BadInput("--cached-tokens", f"{cached}; accepted: from 0 to below the prompt's {tokens} tokens")
     step = d.prompt(tokens, cached)
     if not attention:
         step = msgspec.structs.replace(step, pairs=tuple(0 for _ in step.pairs))
     assumed = Bound(linear=mfu, experts=mfu, attention=mfu, prefill_attention=mfu)
     return d.step_time(assumed).explain(step)
+
+
+def check_prompt(tokens: float, cached: float) -> None:
+    """Refuse a prompt without tokens, or none of which is to be computed."""
+    _positive("--input-tokens", tokens)
+    if not 0 <= cached < tokens:
+        raise BadInput("--cached-tokens", f"{cached}; accepted: from 0 to below the prompt's {tokens} tokens")
 
 
 def attention_overtakes(shape: ModelShape) -> float:

@@ -244,6 +244,18 @@ class StepTime:
             pairs=_rates(chunk, [cache.chunk_flops for cache in unit.caches], pairs),
         )
 
+    def met(self, step: StepShape) -> dict[str, Any]:
+        """Seconds of its parts, each the sum of a class's two sides as far as they do not hide behind each other; they
+        add up to the whole."""
+        work, e = self.work(step), self.efficiency
+        reduce = self.communication(work.tokens)
+        sides = [e.meet(*side) for side in e.sides(work, self.pi, self.beta)]
+        named = {read: seconds for (read, _), seconds in zip(TERMS, sides, strict=True)}
+        return {name: named[name] for name in ("weights", "experts", "head")} | {
+            "kv": named["kv"] + named["prefill_kv"], "all_reduce": reduce,
+            "overhead": self.seconds(work, reduce) - sum(sides) - reduce,
+        }  # fmt: skip
+
     def work(self, step: StepShape) -> StepWork:
         """What the step has to do on one GPU."""
         unit, touched = self.amounts, step.experts

@@ -12,6 +12,17 @@ from headway.roofline.step import Efficiency, StepTime
 from headway.shape.model import ModelShape
 
 
+class Range(msgspec.Struct, frozen=True):
+    """Seconds: the estimate `p50`, and the range that held 80 % of the steps or runs left out of the fit."""
+
+    p10: float
+    p50: float
+    p90: float
+
+
+OURS = "native"  # the backend that serves on a measured machine
+
+
 @dataclass(frozen=True)
 class Timing:
     """A step-time model, and what its word is worth.
@@ -19,7 +30,7 @@ class Timing:
     Attributes:
         model: says the seconds.
         label: "estimate", or "bound": no step can be faster.
-        low, high: 90 % of single steps took between `low` and `high` times the estimate; 1 and 1 for a bound.
+        low, high: 80 % of single steps took between `low` and `high` times the estimate; 1 and 1 for a bound.
         reason: why it is only a bound; "" for an estimate.
     """
 
@@ -34,11 +45,15 @@ class Timing:
         """A bound, and why there is no estimate."""
         return cls(model, "bound", 1.0, 1.0, reason)
 
+    def range(self, seconds: float) -> Range:
+        """Around an estimate of single steps, or of what is made of them."""
+        return Range(seconds * self.low, seconds, seconds * self.high)
+
     def text(self) -> str:
         """For people."""
         if self.label == "bound":
             return f"predicted by a bound, shorter than any step: {self.reason}"
-        return f"estimated, 90 % of steps within {self.low - 1:+.0%} to {self.high - 1:+.0%} of it"
+        return f"estimated, 80 % of steps within {self.low - 1:+.0%} to {self.high - 1:+.0%} of it"
 
 
 def held(shape: ModelShape) -> tuple[str, str]:
@@ -70,6 +85,14 @@ def estimate(
     device = msgspec.structs.replace(device, bandwidth=now.bandwidth, peaks=device.peaks | {body.math: now.peak})
     model = StepTime(shape, device, math=body.math, efficiency=_with_head(body, head, profile.rates))
     return Timing(model, "estimate", body.low, body.high, "")
+
+
+def served_here(shape: ModelShape, profile: Profile, roof: StepTime) -> Timing:
+    """The estimate for our own engine on a measured machine, or `roof`, the bound of the same deployment."""
+    formats = held(shape)
+    if roof.gpus > 1:
+        return Timing.bound(roof, "steps were timed on one machine only")
+    return estimate(shape, profile, OURS, formats) or Timing.bound(roof, not_fitted(profile, OURS, formats))
 
 
 def _with_head(body: Fit, head: Fit, rates: Mapping[str, float]) -> Efficiency:

@@ -21,7 +21,7 @@ from headway.roofline.profile import Profile
 from headway.roofline.replica import Replica as Priced
 from headway.roofline.replica import deploy
 from headway.roofline.step import StepTime, check_layout, decode_step
-from headway.roofline.timing import Timing, estimate, held, not_fitted
+from headway.roofline.timing import Timing, served_here
 from headway.scheduling.budget import Budget
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
@@ -32,7 +32,6 @@ from headway.simulate.workload import Answers
 MEMORIES = ("paged", "contiguous")
 MOST = 1e9  # seconds, GiB, dollars: whatever is asked for
 ENGINE = "vllm"  # whose fitted constants stand for an engine on a GPU
-BACKEND = "native"  # what serves on a measured machine
 GPU_ROWS, GPU_TOKENS = 256, 2048  # of a step, vLLM's defaults
 OURS = EngineOptions()  # the defaults of our own
 
@@ -178,9 +177,7 @@ def _timing(priced: Priced, profile: Profile | None) -> Timing:
     """Fitted to this machine's own steps, or to public runs of an engine; else a bound."""
     shape, device = priced.shape, priced.hardware
     if profile is not None:
-        formats = held(shape)
-        found = estimate(shape, profile, BACKEND, formats) if priced.gpus == 1 else None
-        return found or Timing.bound(priced.step_time(), not_fitted(profile, BACKEND, formats))
+        return served_here(shape, profile, priced.step_time())
     if device.kind != "gpu":
         return Timing.bound(priced.step_time(), f"no engine's steps are known on {device.name}")
     served = Deployment(
