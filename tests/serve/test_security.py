@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import socket
 import time
@@ -16,11 +17,12 @@ import uvicorn
 
 from headway.core.errors import BadInput
 from headway.serve import protocol
-from headway.serve.auth import Keys, is_loopback, read_keys
+from headway.serve.auth import Key, Keys, is_loopback, read_keys
 from headway.serve.errors import ApiError, clean
 from headway.serve.hosted import Served
 from headway.serve.lifecycle import run
 from headway.serve.options import ServeOptions
+from headway.serve.quotas import Quota
 from tests.serve.conftest import Server
 from tests.serve.scripted import ByteTokenizer
 from tests.serve.test_answers import CHAT, TEXT
@@ -117,11 +119,36 @@ def test_a_key_file_without_usable_keys_is_refused(tmp_path: Path, content: str 
 def test_a_key_file_may_have_comments(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# all of them\nsk-one  # the laptop\n\n  # none\nsk#two\t#\n")
-    assert read_keys(path) == ["sk-one", "sk#two"]
+    assert [key.text for key in read_keys(path)] == ["sk-one", "sk#two"]
+
+
+def test_a_key_may_have_limits_and_be_a_digest(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    digest = hashlib.sha256(b"sk-two").hexdigest()
+    path.write_text(f"sk-one requests=60 concurrent=2  # the laptop\nsha256:{digest} input_tokens=1000\n")
+    one, two = read_keys(path)
+    assert one.quota == Quota(requests=60, concurrent=2)
+    assert (two.text, two.digest.hex(), two.quota) == ("", digest, Quota(input_tokens=1000))
+    keys = Keys([one, two])
+    assert keys.quotas[keys.tenant([(b"x-api-key", b"sk-two")])] == two.quota
+    with pytest.raises(ApiError):
+        keys.tenant([(b"x-api-key", digest.encode())])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["sk-one requests", "sk-one requests=0", "sk-one requests=-1", "sk-one rate=3", "sk requests=1e3", "sha256:ab"],
+)
+def test_a_line_of_a_key_file_that_is_none_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"sk-first\n{line}\n")
+    with pytest.raises(BadInput, match=r"--api-key-file.*(no limit|64 hex digits)"):
+        read_keys(path)
 
 
 def test_keys_are_kept_as_digests() -> None:
-    assert "secret" not in repr(vars(Keys(["secret"])))
+    key = Key("secret", hashlib.sha256(b"secret").digest(), Quota())
+    assert "secret" not in repr(vars(Keys([key])))
 
 
 @pytest.mark.parametrize(

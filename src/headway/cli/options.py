@@ -120,10 +120,16 @@ def api_key(file: Path | None) -> str | None:
     Raises:
         BadInput: the file cannot be read or holds no key, or the key is none that a header may carry.
     """
+    from headway.core.errors import BadInput
     from headway.serve.auth import check_key, read_keys
 
     if file is not None:
-        return read_keys(file)[0]
+        first = read_keys(file)[0].text
+        if not first:
+            raise BadInput(
+                "--api-key-file", f"the first key of {str(file)!r} is a digest; a client needs the key itself"
+            )
+        return first
     key = os.environ.get(API_KEY)
     if key:
         check_key(key, API_KEY, API_KEY)

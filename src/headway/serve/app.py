@@ -35,6 +35,7 @@ from headway.serve.limits import BodyBudget, check_json
 from headway.serve.logs import log_access
 from headway.serve.metrics import CONTENT_TYPE, HttpDone, ServerMetrics, render
 from headway.serve.openapi import document
+from headway.serve.quotas import Quota, Quotas
 from headway.serve.receipts import RECEIPT_HEADER, itemised
 from headway.serve.text_pool import TextPool
 
@@ -57,6 +58,7 @@ class Api:
         stall_seconds: /health fails when an engine has work and no step ended for so long.
         lora_folder: where LoRA adapters may be loaded from on request; None = nowhere.
         price: dollars per hour of the machine, which the models share in equal parts; for receipts.
+        quotas: what each key may use; None = as much as it likes.
     """
 
     def __init__(
@@ -68,11 +70,13 @@ class Api:
         stall_seconds: float,
         lora_folder: Path | None = None,
         price: float | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self.models = models
         self._metrics = metrics
         self._budget = budget
         self._stall_seconds = stall_seconds
+        self._quotas = quotas or Quotas(Quota())
         self._price = None if price is None else price / len(models)
         self._pool = TextPool()
         self._document = document()
@@ -129,7 +133,8 @@ class Api:
             return Response(value, media_type="application/json")
         model = self._named(value.query.model)
         _ = model.reader  # it may have begun to drain meanwhile
-        return Generation(model.link, self._pool, value)
+        lease = self._quotas.admit(tenant, value.prompt_tokens)
+        return Generation(model.link, self._pool, value, lease)
 
     def _check_open(self) -> None:
         """

@@ -8,11 +8,14 @@ import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from headway.core.errors import BadInput
 from headway.serve.errors import ApiError
+from headway.serve.quotas import Quota, read_quota
 
 MAX_KEY = 512  # bytes
+HASHED = "sha256:"
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -23,24 +26,42 @@ def header(headers: Headers, name: bytes) -> bytes | None:
     return next((value for key, value in headers if key == name), None)
 
 
-def read_keys(path: Path) -> list[str]:
-    """Keys of a file: one a line. Empty lines do not count, nor what follows a # that begins a line or a word.
+class Key(NamedTuple):
+    """A line of a keys file: what a caller must show, or only its digest, and what it may use."""
+
+    text: str
+    digest: bytes
+    quota: Quota
+
+
+def read_keys(path: Path) -> list[Key]:
+    """Keys of a file: one a line, as it is or as `sha256:` and 64 hex digits, then its limits if it has any of its own
+    (`requests=60 input_tokens=100000 output_tokens=20000 concurrent=4`). Empty lines do not count, nor what follows a
+    # that begins a line or a word.
 
     Raises:
-        BadInput: the file cannot be read, holds no key, or a key is too long or has blanks inside.
+        BadInput: the file cannot be read, holds no key, or a line is none.
     """
     try:
-        lines = [re.split(r"(?:^|\s)#", line)[0].strip() for line in path.read_text().splitlines()]
+        lines = [re.split(r"(?:^|\s)#", line)[0].split() for line in path.read_text().splitlines()]
     except OSError as error:
         raise BadInput("--api-key-file", f"cannot read {str(path)!r}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise BadInput("--api-key-file", f"{str(path)!r} is no text") from None
-    keys = [line for line in lines if line]
+    keys = [words for words in lines if words]
     if not keys:
         raise BadInput("--api-key-file", f"{str(path)!r} holds no key; write one key a line")
-    for number, key in enumerate(keys, 1):
-        check_key(key, "--api-key-file", f"key {number}")
-    return keys
+    return [_key(text, limits, number) for number, (text, *limits) in enumerate(keys, 1)]
+
+
+def _key(text: str, limits: list[str], number: int) -> Key:
+    check_key(text, "--api-key-file", f"key {number}")
+    quota = read_quota(limits)
+    if not text.startswith(HASHED):
+        return Key(text, hashlib.sha256(text.encode()).digest(), quota)
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", text[len(HASHED) :]):
+        raise BadInput("--api-key-file", f"key {number} begins with {HASHED} and must go on with 64 hex digits")
+    return Key("", bytes.fromhex(text[len(HASHED) :]), quota)
 
 
 def check_key(key: str, field: str, what: str) -> None:
@@ -50,10 +71,16 @@ def check_key(key: str, field: str, what: str) -> None:
 
 
 class Keys:
-    """The accepted keys. Empty = the server is open (only allowed on a loopback address)."""
+    """The accepted keys. Empty = the server is open (only allowed on a loopback address).
 
-    def __init__(self, keys: Iterable[str] = ()) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+    Attributes:
+        quotas: what each may use, by tenant.
+    """
+
+    def __init__(self, keys: Iterable[Key] = ()) -> None:
+        quotas = {key.digest: key.quota for key in keys}
+        self._digests = list(quotas)
+        self.quotas = {_tenant(digest): quota for digest, quota in quotas.items()}
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -74,7 +101,12 @@ class Keys:
                 "the API key is wrong" if given else "give an API key: Authorization: Bearer KEY, or x-api-key: KEY"
             )
             raise ApiError(401, problem, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
-        return digest.hex()[:16]
+        return _tenant(digest)
+
+
+def _tenant(digest: bytes) -> str:
+    """The name a key goes by in logs, metrics and the cache."""
+    return digest.hex()[:16]
 
 
 def _given_key(headers: Headers) -> bytes:

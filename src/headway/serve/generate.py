@@ -20,6 +20,7 @@ from headway.serve.answer import ENTRY_BYTES, Answer
 from headway.serve.choice import Choice, Gain
 from headway.serve.errors import ApiError, from_headway
 from headway.serve.link import EngineLink, Inbox
+from headway.serve.quotas import Lease
 from headway.serve.text_pool import TextPool
 
 HEAD_SECONDS = 2.0  # a stream's headers wait so long for the first output, so that a refusal still has its own status
@@ -37,10 +38,11 @@ class Generation:
     one piece: at most one answer is held.
     """
 
-    def __init__(self, link: EngineLink, pool: TextPool, answer: Answer) -> None:
+    def __init__(self, link: EngineLink, pool: TextPool, answer: Answer, lease: Lease) -> None:
         self._link = link
         self._pool = pool
         self._answer = answer
+        self._lease = lease
         self._format = answer.query.format(answer)
         self._inbox = Inbox(answer.submits)
         self._sent = 0.0  # loop time at which the last piece had been taken
@@ -61,6 +63,7 @@ class Generation:
                 connection.keep_alive_bytes = self._format.keep_alive
             await self._stream(send)
         finally:
+            self._lease.close(self._answer.completion_tokens)
             self._link.close(self._inbox)
             watcher.cancel()
 
@@ -98,6 +101,7 @@ class Generation:
         pieces = await self._built(self._format.whole)
         length = sum(map(len, pieces))
         headers = [(b"content-type", b"application/json"), (b"content-length", str(length).encode())]
+        headers += self._lease.headers
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if length < PIECE_BYTES:
             pieces = [b"".join(pieces)]
@@ -116,6 +120,7 @@ class Generation:
             (b"content-type", self._format.stream_type),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
+            *self._lease.headers,
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:

@@ -35,6 +35,7 @@ from headway.serve.limits import BodyBudget, raise_file_limit
 from headway.serve.metrics import LoopLag, ServerMetrics
 from headway.serve.options import ServeOptions
 from headway.serve.protocol import SWEEP_SECONDS, GuardedProtocol
+from headway.serve.quotas import Quotas
 
 LAG_SECONDS = 0.1  # how often the event loop's lag is sampled
 POLL_SECONDS = 0.05
@@ -153,8 +154,9 @@ class _Life:
         self._fold = metrics.fold
         budget = BodyBudget(int(options.max_body_mib * 2**20))
         self._api = Api(
-            self._models, metrics, budget, int(time.time()), options.stall_timeout, _lora_folder(options), options.price
-        )
+            self._models, metrics, budget, int(time.time()), options.stall_timeout, _lora_folder(options),
+            options.price, Quotas(options.quota, keys.quotas),
+        )  # fmt: skip
         config = uvicorn.Config(
             Gate(self._api, keys, Cors(options.cors_origin)),
             http=GuardedProtocol,

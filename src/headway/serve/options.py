@@ -10,6 +10,7 @@ from typing import Annotated
 from headway.core.clock import MAX_SECONDS
 from headway.core.options import Option, Options, table
 from headway.serve.logs import ACCESS, LEVELS
+from headway.serve.quotas import MOST, Quota
 
 
 class ServeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +44,17 @@ class ServeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "--max-loras makes room for them."
         ),
     ] = None
+    requests_per_minute: Annotated[
+        int | None,
+        Option("Requests a minute of each key, if its line of the keys file says no other.", least=1, most=MOST),
+    ] = None
+    input_tokens_per_minute: Annotated[
+        int | None, Option("Prompt tokens a minute of each key.", least=1, most=MOST)
+    ] = None
+    output_tokens_per_minute: Annotated[
+        int | None, Option("Generated tokens a minute of each key.", least=1, most=MOST)
+    ] = None
+    max_concurrent: Annotated[int | None, Option("Requests of each key at once.", least=1, most=MOST)] = None
     price: Annotated[
         float | None,
         Option(
@@ -53,6 +65,13 @@ class ServeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
     access_log: Annotated[str, Option("A line per request on stderr.", ACCESS)] = "off"
     log_level: Annotated[str, Option("Least level of what is logged on stderr.", LEVELS)] = "info"
+
+    @property
+    def quota(self) -> Quota:
+        """What each key may use, if its line in the keys file does not say otherwise."""
+        return Quota(
+            self.requests_per_minute, self.input_tokens_per_minute, self.output_tokens_per_minute, self.max_concurrent
+        )
 
 
 if __name__ == "__main__":
