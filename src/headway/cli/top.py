@@ -74,6 +74,9 @@ def table(now: View, seconds: float) -> Table:
     rows.add_row("prefix hits", "-" if now.hit_share != now.hit_share else f"{now.hit_share:.1%} of prompt tokens")
     for label, values in (("TTFT", now.ttft), ("between tokens", now.itl)):
         rows.add_row(label, "  ".join(f"p{p} {_ms(value)}" for p, value in zip((50, 90, 99), values, strict=True)))
+    if now.step_ratio == now.step_ratio:
+        doubt = "; [red]the machine has changed: `headway probe` measures it anew[/red]" if now.outside else ""
+        rows.add_row("step times", f"{now.step_ratio:.2f} of predicted{doubt}")
     return rows
 
 

@@ -59,6 +59,8 @@ class View:
         ttft, itl: (p50, p90, p99) in seconds, upper ends of the histogram's buckets; NaN if nothing was observed.
         hit_share: of prompt tokens, from the prefix cache; NaN if none were looked up.
         finished: requests since the server's start, by the second scrape.
+        step_ratio: measured over predicted time of recent steps; NaN if nothing predicts. outside: they have left the
+            range of the machine's profile.
     """
 
     model: str
@@ -71,6 +73,8 @@ class View:
     itl: tuple[float, float, float]
     hit_share: float
     finished: int
+    step_ratio: float = math.nan
+    outside: bool = False
 
 
 def view(before: Scrape, after: Scrape) -> View:
@@ -91,6 +95,8 @@ def view(before: Scrape, after: Scrape) -> View:
         itl=_percentiles(before, after, "headway:inter_token_latency_seconds"),
         hit_share=grown("headway:prefix_cache_hits_total") / queries if queries else math.nan,
         finished=int(after.values.get("headway:requests_finished_total", 0)),
+        step_ratio=after.values.get("headway:step_time_ratio", math.nan),
+        outside=after.values.get("headway:step_times_outside_profile", 0) > 0,
     )
 
 

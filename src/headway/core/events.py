@@ -18,7 +18,7 @@ import msgspec
 from headway.core.step import Capabilities, Seconds, StepShape
 
 FORMAT = "headway-events"
-VERSION = 2  # of the event file
+VERSION = 3  # of the event file
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", gc=False):
@@ -174,6 +174,20 @@ class ExecutorReset(Event, frozen=True, kw_only=True, tag="executor_reset"):
     """The executor broke in the step before and has forgotten all rows; those that go on are sent to it again."""
 
 
+class Regime(Event, frozen=True, kw_only=True, tag="regime"):
+    """From here on another fit of the profile predicts steps, or recent steps have left the profile's range or come
+    back to it.
+
+    Attributes:
+        regime: index of the fit.
+        ratio: measured over predicted time of recent steps by it. inside: within the range that the profile gives.
+    """
+
+    regime: int
+    ratio: float
+    inside: bool
+
+
 class Idle(Event, frozen=True, kw_only=True, tag="idle"):
     """A plan was empty although requests wait; `blocked` says why."""
 
@@ -191,6 +205,7 @@ AnyEvent = (
     | StepPlanned
     | StepDone
     | ExecutorReset
+    | Regime
     | Idle
 )
 Fold = Callable[[AnyEvent], None]
@@ -235,6 +250,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
         ttl: time-to-live of cached blocks, ps.
         ttft: ps to a first token that the policy works for.
         profile: the step-time model's figures; None if there was none.
+        regime: which fit of the profile predicted its first steps.
+        ratios: measured over predicted time of the last steps with chunks before them.
         step: number of its first step.
         cache: per KV group, its pool when the log began; () if that was its first moment.
         config: whatever else describes the run (model, version, flags), for the reader's eyes.
@@ -249,6 +266,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     ttl: int | None = None
     ttft: int | None = None
     profile: dict[str, Any] | None = None
+    regime: int = 0
+    ratios: tuple[float, ...] = ()
     step: int = 0
     cache: tuple[PoolStart, ...] = ()
     config: dict[str, Any] = {}

@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from headway.engine.event_file import EventWriter
 from headway.engine.loop import EngineLoop
 from headway.engine.machine import free_memory, usable_cores, wall_clock
 from headway.engine.options import EngineOptions
-from headway.engine.profile import saved_profile, step_time
+from headway.engine.profile import held_formats, saved_profile, step_time
+from headway.engine.regimes import RegimeWatch, nearest
 from headway.engine.warmup import Pacing, pace
 from headway.executor.adapters import AdapterTable
 from headway.executor.grammars import Grammars
@@ -36,7 +38,8 @@ from headway.ops.protocol import Backend, CacheLayout
 from headway.ops.registry import Setup, backends, find_backend
 from headway.roofline.hardware import GIB
 from headway.roofline.memory import PROCESS, MemoryPlan, cut_pools, logit_bytes
-from headway.roofline.timing import Timing
+from headway.roofline.step import decode_step
+from headway.roofline.timing import Timing, regimes
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
 from headway.text.chat import encode_chat
@@ -269,12 +272,18 @@ def build_engine(
     timing = step_time(model.shape, profile, backend) if profile and backend.math in profile.rates else None
     grammars = Grammars(tokenizer)
     executor = ModelExecutor(backend, model.forward, model.shape.groups, limits, adapters, grammars)
-    known = timing.model if timing and timing.label == "estimate" else None
+    seen = regimes(model.shape, profile, backend.name, held_formats(model.shape, backend)) if profile and timing else []
+    known = seen[0].model if seen else None
     pacing = pace(executor, options.max_step_tokens, options.step_ms, known, measured=backend.deterministic)
+    regime = 0
+    if seen and pacing.costs is not None:
+        regime = nearest(seen, pacing.costs, decode_step(model.shape, 1, 1))
+        timing, pacing = seen[regime], replace(pacing, model=seen[regime].model)
+    watch = RegimeWatch(seen, regime) if seen else None
     ttl = to_ps(options.prefix_ttl)
     model_of_steps = pacing.model or (timing.model if timing else None) or FixedCosts(token=1.0)
     receipts = Receipts(model_of_steps.parts, limits.windows)
-    log = EventLog(*subscribers, receipts)
+    log = EventLog(*subscribers, receipts, *([watch] if watch else []))
     resources = ExitStack()
     resources.callback(backend.close)
     if options.event_log is not None:
@@ -284,6 +293,7 @@ def build_engine(
             budget=msgspec.structs.asdict(pacing.budget),
             ttl=ttl,
             profile=msgspec.to_builtins(profile) if known else {"costs": msgspec.to_builtins(pacing.costs)},
+            regime=regime,
             config={"model": model.info.name, "backend": backend.name, "version": __version__},
         )
         log.subscribe(resources.enter_context(make_writer(Path(options.event_log), header)))
@@ -293,6 +303,8 @@ def build_engine(
         policy=policy_named(options.policy),
         budget=pacing.budget,
         model=pacing.model or (timing.model if timing else None),
+        regimes=[one.model for one in seen],
+        regime=regime,
         log=log,
         ttl=ttl,
         bound=options.queue,
@@ -309,6 +321,7 @@ def build_engine(
         adapters=adapters,
         receipts=receipts,
         grammars=grammars,
+        regimes=watch,
     )
     resources.callback(loop.close)
     for name, path in options.loras.items():

@@ -1,7 +1,7 @@
 """Events on disk: JSON lines, a header first. Enough to replay every plan, to fit the step-time model, and to share a
 bill among rows; no text and no token ids.
 
-    {"event":"header","format":"headway-events","version":2,"limits":{...},"policy":"chunked",...}
+    {"event":"header","format":"headway-events","version":3,"limits":{...},"policy":"chunked",...}
     {"event":"queued","now":...,"id":"a","number":0,"prompt_tokens":40,"max_len":56,"names":["...","..."]}
     {"event":"planned","now":...,"step":0,"digest":"..."}
     {"event":"step","now":...,"step":0,"planned":...,"rows":[0],"counts":[40],"emitted":[1],"seconds":{...},...}

@@ -24,6 +24,7 @@ from headway.core.receipts import Receipts
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import StepPlan, StepResult
 from headway.engine.messages import Cancel, Delta, Refusal, Submit
+from headway.engine.regimes import RegimeWatch
 from headway.executor.adapters import AdapterTable
 from headway.executor.grammars import Grammars
 from headway.executor.protocol import Executor
@@ -47,6 +48,7 @@ class EngineLoop:
         adapters: those that requests may name; None = the engine takes none.
         receipts: the fold that shares the machine's time among requests; None = deltas carry no receipts.
         grammars: those that requests are bound to; None = the engine takes none.
+        regimes: the fold that knows the machine's regime; None = steps are predicted by one model.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class EngineLoop:
         adapters: AdapterTable | None = None,
         receipts: Receipts | None = None,
         grammars: Grammars | None = None,
+        regimes: RegimeWatch | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -68,6 +71,7 @@ class EngineLoop:
         self.adapters = adapters
         self._receipts = receipts
         self.grammars = grammars
+        self._regimes = regimes
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._texts: dict[str, OutputText] = {}  # by choice id
@@ -180,6 +184,8 @@ class EngineLoop:
         """
         if self._failures >= MAX_FAILURES:
             raise EngineDead(f"the last {self._failures} steps all failed; the log has their tracebacks")
+        if self._regimes is not None and not self._plans and (news := self._regimes.news(self.clock.now())) is not None:
+            self.scheduler.enter_regime(news)
         failure = self._hand_out()
         if not self._plans:
             none = StepResult(step=-1)

@@ -87,6 +87,14 @@ def estimate(
     return Timing(model, "estimate", body.low, body.high, "")
 
 
+def regimes(shape: ModelShape, profile: Profile, backend: str, formats: tuple[str, str]) -> list[Timing]:
+    """An estimate for each regime of the machine that the profile has seen, the usual one first; none where steps of
+    these formats were not fitted."""
+    fits = sorted(profile.fits.get(backend, {}).get(formats[0], []), key=lambda one: -one.steps)
+    found = [estimate(shape, profile, backend, formats, Rates(one.bandwidth[1], one.peak)) for one in fits]
+    return [one for one in found if one is not None]
+
+
 def served_here(shape: ModelShape, profile: Profile, roof: StepTime) -> Timing:
     """The estimate for our own engine on a measured machine, or `roof`, the bound of the same deployment."""
     formats = held(shape)

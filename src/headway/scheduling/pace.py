@@ -25,6 +25,11 @@ class Slowness:
         self._sorted = [1.0] * RECENT
 
     @property
+    def last(self) -> tuple[float, ...]:
+        """Ratios of the last steps, the oldest first."""
+        return tuple(self._last)
+
+    @property
     def ratio(self) -> float:
         """What `WITHIN` of the last steps took at most, in times what was predicted: what the model is wrong by, and
         what single steps vary by."""
@@ -52,6 +57,17 @@ class Pace:
     def slowness(self) -> float:
         """Measured over predicted time of steps that hold chunks, so that nearly all of them end in time."""
         return self._slowness.ratio
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """What `slowness` was learned from."""
+        return self._slowness.last
+
+    def predict_anew(self, ratios: Sequence[float] = ()) -> None:
+        """Forget what steps took in times what was predicted, but for these last ones: another model predicts."""
+        self._slowness = Slowness()
+        for ratio in ratios:
+            self._slowness.learn(ratio)
 
     def count(self, flight: Flight, result: StepResult, since: int, now: int) -> None:
         """Learn from a step that was committed at `now`; the one before at `since`, ps."""

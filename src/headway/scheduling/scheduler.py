@@ -18,7 +18,7 @@ import msgspec
 from headway.cache.kv import KVCache
 from headway.core.bound import QueueBound
 from headway.core.errors import BadInput, Reject, Rejected
-from headway.core.events import Cancelled, EventLog, ExecutorReset, Header, Idle, Refused, StepPlanned
+from headway.core.events import Cancelled, EventLog, ExecutorReset, Header, Idle, Refused, Regime, StepPlanned
 from headway.core.request import Request
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult
 from headway.scheduling import run
@@ -43,6 +43,8 @@ class Scheduler:
         policy: order of passes in a step.
         budget: size a step aims for.
         model: step-time model, for a budget in milliseconds and `StepPlan.predicted`; frozen during a run.
+        regimes: models that may take its place by a `Regime` event, which names them by index. regime: the one that
+            `model` is.
         log: receives every event.
         ttl: how long an unused cached block is kept, ps; None = until its place is needed.
         bound: on what may wait.
@@ -65,6 +67,8 @@ class Scheduler:
         policy: Policy = CHUNKED,
         budget: Budget | None = None,
         model: StepTimeModel | None = None,
+        regimes: Sequence[StepTimeModel] = (),
+        regime: int = 0,
         log: EventLog | None = None,
         ttl: int | None = None,
         bound: QueueBound | None = None,
@@ -83,6 +87,8 @@ class Scheduler:
         self.pace = Pace()
         self._budget = budget or Budget()
         self._model = model
+        self._regimes = regimes
+        self._regime = regime
         self._log = log
         self._ttl = ttl
         self._bound = bound or QueueBound()
@@ -147,6 +153,8 @@ class Scheduler:
             budget=msgspec.structs.asdict(self._budget),
             ttl=self._ttl,
             profile=profile,
+            regime=self._regime,
+            ratios=self.pace.ratios if self._steps else (),
             step=self._steps,
             cache=tuple(pool.start() for pool in self.cache.pools) if self._steps else (),
             config=config or {},
@@ -160,10 +168,23 @@ class Scheduler:
         """
         assert self._steps == 0 and self.idle, "only a fresh scheduler can take over"
         self._steps = header.step
+        self._predict_by(header.regime)
+        self.pace.predict_anew(header.ratios)
         for pool, start in zip(self.cache.pools, header.cache, strict=bool(header.cache)):
             for _, name, _ in start.cached:
                 self.cache.remember(name, b"", b"")  # what it follows is not known any more, and not needed
             pool.restore(start)
+
+    def enter_regime(self, news: Regime) -> None:
+        """Predict by another of the models from the next plan on, or hear that none is right."""
+        self._predict_by(news.regime)
+        if self._log:
+            self._log.append(news)
+
+    def _predict_by(self, regime: int) -> None:
+        if regime != self._regime:
+            self._regime, self._model = regime, self._regimes[regime]
+            self.pace.predict_anew()
 
     def add(self, request: Request) -> tuple[Request, ...]:
         """Accept a request; with n > 1, all its choices (ids "x", "x#1", ...), which are returned.

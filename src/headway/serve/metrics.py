@@ -143,6 +143,7 @@ class _Seen:
         adapters: LoRA adapter -> choices that ended, their prompt tokens (once per prompt), and tokens generated.
         billed: ps of the machine by tenant, of choices that ended.
         recent_ratio, recent_error: measured / predicted of steps and its distance from 1, over about the last `RECENT`.
+        regime: which fit of the profile predicts. outside: recent steps have left the profile's range.
     """
 
     prompt_tokens: int = 0
@@ -151,6 +152,8 @@ class _Seen:
     predicted: int = 0
     recent_ratio: float = 1.0
     recent_error: float = 0.0
+    regime: int = 0
+    outside: bool = False
     adapters: dict[str, list[int]] = field(default_factory=dict)
     billed: dict[str, int] = field(default_factory=dict)
     ttft: Histogram = field(default_factory=_seconds)
@@ -184,6 +187,7 @@ class Metrics:
             events.FirstToken: self._first_token,
             events.Finished: self._finished,
             events.StepDone: self._step,
+            events.Regime: self._regime,
             Receipt: self._bill,
         }
 
@@ -240,6 +244,9 @@ class Metrics:
         for number in self._ended:
             del self._by_number[number]
         self._ended.clear()
+
+    def _regime(self, event: events.Regime) -> None:
+        self._seen.regime, self._seen.outside = event.regime, not event.inside
 
     def _compare(self, ratio: float, steps: int) -> None:
         """A step took `ratio` times what was predicted. Weights fall off exponentially; at first it is a plain mean."""
@@ -316,6 +323,9 @@ class Metrics:
         yield "idle_seconds_total", counter, "Time between steps.", to_seconds(t.idle)
         if seen.predicted:
             yield "step_time_ratio", gauge, "Measured over predicted step time, recent steps.", seen.recent_ratio
+            yield "step_time_regime", gauge, "Which fit of the machine's profile predicts steps.", seen.regime
+            outside = "1: recent steps have left the range of the machine's profile."
+            yield "step_times_outside_profile", gauge, outside, int(seen.outside)
             yield "step_time_error", gauge, "Mean of |ratio - 1| over recent steps.", seen.recent_error
         yield "time_to_first_token_seconds", histogram, "From arrival; queue included.", seen.ttft
         yield "inter_token_latency_seconds", histogram, "Between tokens of a request.", seen.itl

@@ -7,7 +7,7 @@ tokens; different names, different tokens. So prefix hits happen again where the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ from headway.core.events import (
     Header,
     Idle,
     Queued,
+    Regime,
     StepDone,
     StepPlanned,
 )
@@ -197,7 +198,10 @@ class ReplayExecutor:
 
 
 def replay(
-    path: Path, model: StepTimeModel | None = None, watch: Callable[[Scheduler], None] | None = None
+    path: Path,
+    model: StepTimeModel | None = None,
+    watch: Callable[[Scheduler], None] | None = None,
+    regimes: Sequence[StepTimeModel] = (),
 ) -> Replayed:
     """Drive a fresh scheduler through a recording until it plans otherwise, or to the end.
 
@@ -206,6 +210,7 @@ def replay(
         model: the step-time model of the run; needed if its budget was in milliseconds and its steps were predicted by
             a profile.
         watch: called after every step, for tests and debuggers.
+        regimes: the step-time models between which the run changed, if it did.
 
     Raises:
         EventFileError: the file cannot be read.
@@ -219,10 +224,14 @@ def replay(
     if (budget.milliseconds is not None or policy_named(header.policy).predicts) and model is None:
         why = "its budget is in milliseconds, or its policy predicts"
         raise BadInput(str(path), f"{why}; give the step-time model of the run")
+    entered = max([header.regime, *(event.regime for event in recording.events if isinstance(event, Regime))])
+    if entered and entered >= len(regimes):
+        raise BadInput(str(path), f"its machine came to regime {entered}; give the step-time models of all regimes")
     policy = policy_named(header.policy)
     scheduler = Scheduler(
-        header.limits, key=b"", policy=policy, budget=budget, model=model, ttl=header.ttl, ttft=header.ttft
-    )
+        header.limits, key=b"", policy=policy, budget=budget, model=model, regimes=regimes, ttl=header.ttl,
+        ttft=header.ttft,
+    )  # fmt: skip
     hasher = scheduler.cache.hasher = NamesOfTokens(header.limits.block_size, b"")
     pools = []
     for pool in header.cache:
@@ -260,6 +269,8 @@ def _feed(scheduler: Scheduler, executor: ReplayExecutor, recording: Recording, 
             scheduler.commit(executor.collect(event.step), event.now)
         case ExecutorReset():
             scheduler.executor_reset(event.now)
+        case Regime():
+            scheduler.enter_regime(event)
         case Idle():
             plan = scheduler.plan(event.now)
             if not plan.empty:
