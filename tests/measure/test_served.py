@@ -10,13 +10,13 @@ import pytest
 
 from headway.core.clock import VirtualClock
 from headway.core.errors import BadInput
-from headway.core.events import EventLog
+from headway.core.events import EventLog, StepDone
 from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities
-from headway.engine.event_file import EventWriter
+from headway.engine.event_file import EventWriter, read_events
 from headway.executor.simulated import HashedTokens, SimulatedExecutor
-from headway.measure.served import calibrate
-from headway.roofline.profile import Profile, device_of
+from headway.measure.served import Window, calibrate
+from headway.roofline.profile import Profile, Rates, device_of
 from headway.roofline.step import Efficiency, StepTime
 from headway.scheduling.scheduler import Scheduler
 from headway.shape.catalogue import find_model
@@ -59,6 +59,21 @@ def test_steps_left_out_are_predicted_and_the_profile_holds_the_fit(tmp_path: Pa
     assert all(one.median < 0.05 and one.p90 < 0.15 for one in found.held_out), found.held_out
     assert found.profile.fits["native"].keys() == {"bf16"}
     assert found.profile.rates == PROFILE.rates
+
+
+def test_what_was_served_in_two_regimes_has_two_fits_and_the_rest_is_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    served(log, 90)
+    ends = [event.now for event in read_events(log) if isinstance(event, StepDone)]
+    third = len(ends) // 3
+    slow = Window(0, ends[third], Rates(2e10, 4e11))
+    fast = Window(ends[third], ends[2 * third], Rates(6e10, 4e11))
+    found = calibrate(log, SHAPE, PROFILE, "bf16", windows=[slow, fast])
+    assert sum(one.steps for one in found.fits) <= 2 * third + 2
+    assert sorted(one.bandwidth[1] for one in found.fits) == [2e10, 6e10]
+    again = calibrate(log, SHAPE, found.profile, "bf16", windows=[slow])
+    kept = {one.bandwidth[1] for one in again.profile.fits["native"]["bf16"]}
+    assert kept == {2e10, 6e10}, "a regime that was not seen now keeps its fit"
 
 
 @pytest.mark.parametrize(("math", "requests", "says"), [("fp8", 60, "no fp8 rate"), ("bf16", 1, "serve more")])

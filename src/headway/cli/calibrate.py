@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from headway.measure.served import Calibrated
+    from headway.measure.served import Calibrated, Window
     from headway.report.document import Document
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -21,6 +21,10 @@ def calibrate(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write the profile; default: where the engine looks.")
     ] = None,
+    url: Annotated[
+        str, typer.Option("--url", help="First play loads of many sizes against the server that writes LOG.")
+    ] = "",
+    seconds: Annotated[float, typer.Option("--seconds", help="How long to play them.")] = 120.0,
     force: Annotated[
         bool, typer.Option("--force", help="Write the profile although it predicts badly, or contradicts itself.")
     ] = False,
@@ -47,7 +51,8 @@ def calibrate(
     shape = load_shape(model)
     backend = make_backend(str(read_header(log).config.get("backend", "native")), usable_cores())
     profile = saved_profile() or measure_machine(usable_cores())
-    found = fitted(log, shape, profile, backend.math, held_formats(shape, backend))
+    windows = _exercised(url, seconds, backend.math) if url else None
+    found = fitted(log, shape, profile, backend.math, held_formats(shape, backend), windows)
     if json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
@@ -61,6 +66,31 @@ def calibrate(
     save_profile(found.profile, path)
     if not json:
         print(f"written to {path}")
+
+
+def _exercised(url: str, seconds: float, math: str) -> list[Window]:
+    """Loads were played against a server of ours on this machine."""
+    import asyncio
+    import os
+
+    from headway.bench.client import Endpoint
+    from headway.bench.exercise import CELLS, exercise
+    from headway.cli.terminal import progress
+    from headway.core.errors import BadInput
+    from headway.engine.machine import usable_cores
+    from headway.measure.formats import machine_probe
+
+    if not 2 * len(CELLS) <= seconds <= 3600:
+        raise BadInput("--seconds", f"{seconds:g} is not a number from {2 * len(CELLS)} to 3600")
+    endpoint = Endpoint.parse(
+        url, "completions", key=os.environ.get("HEADWAY_API_KEY", ""), extra='{"ignore_eos": true}'
+    )
+    with progress() as report:
+        return asyncio.run(
+            exercise(
+                endpoint, seconds, machine_probe(usable_cores(), math), lambda n, of: report("playing loads", n, of)
+            )
+        )
 
 
 def _document(model: str, found: Calibrated) -> Document:

@@ -1,7 +1,8 @@
 """Fit the step-time model to the steps of an event log: what an engine did for its users is the best of trials.
 
 A log has no probes of the machine between steps, as `headway probe` makes them: its fit rests on the rates of the
-profile, and holds for the machine as it was while it served.
+profile, and holds for the machine as it was while it served. Where a load was played for the purpose, the machine was
+probed around each part of it (`Window`), and the fits are of the regimes it was in.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from headway.core.events import StepDone
 from headway.core.step import StepShape
 from headway.engine.event_file import read_events, read_header
 from headway.measure.fit import Observation, fit_regimes, residual_of
-from headway.roofline.profile import Fit, Profile, device_of
+from headway.roofline.profile import Fit, Profile, Rates, covers, device_of
 from headway.roofline.step import StepTime
 from headway.roofline.timing import held
 from headway.shape.model import ModelShape
@@ -38,6 +39,14 @@ class Held(msgspec.Struct, frozen=True):
     bias: float
 
 
+class Window(msgspec.Struct, frozen=True):
+    """Part of a run, ps of the engine's clock, and what the machine gave then."""
+
+    begin: int
+    end: int
+    rates: Rates
+
+
 class Calibrated(msgspec.Struct, frozen=True):
     """The profile with what was fitted, the fits themselves, and what they are worth by kind of step."""
 
@@ -48,12 +57,16 @@ class Calibrated(msgspec.Struct, frozen=True):
     held_out: list[Held]
 
 
-def calibrate(path: Path, shape: ModelShape, profile: Profile, math: str, formats: Sequence[str] = ()) -> Calibrated:
+def calibrate(
+    path: Path, shape: ModelShape, profile: Profile, math: str, formats: Sequence[str] = (),
+    windows: Sequence[Window] | None = None,
+) -> Calibrated:  # fmt: skip
     """Fit to the steps of a log.
 
     Args:
         shape: of the model that was served. formats: as the backend held its matrices; () = as they are stored.
         profile: of the machine: its rates. math: format that the backend multiplies in.
+        windows: the steps to fit on, and the machine's rates then; None = all, at the profile's rates.
 
     Raises:
         EventFileError: the file is no event log.
@@ -63,15 +76,14 @@ def calibrate(path: Path, shape: ModelShape, profile: Profile, math: str, format
     if math not in profile.rates:
         raise BadInput("profile", f"it has no {math} rate; measure the machine with `headway probe`")
     model = StepTime(shape, device_of(profile), math=math)
+    usual = Rates(profile.bandwidth, profile.rates[math])
     steps = [
-        (event.shape, event.seconds.executor)
+        (event.shape, event.seconds.executor, rates)
         for event in read_events(path)
         if isinstance(event, StepDone) and event.steps == 1 and not event.drafted and event.seconds.executor > 0
-    ][-MOST_STEPS:]
-    observations = [
-        Observation(model.work(size), profile.bandwidth, profile.rates[math], seconds, _point(size))
-        for size, seconds in steps
-    ]
+        and (rates := _rates(event, windows, usual)) is not None
+    ][-MOST_STEPS:]  # fmt: skip
+    observations = [Observation(model.work(size), *rates, seconds, _point(size)) for size, seconds, rates in steps]
     points = sorted({one.point for one in observations})
     left_out = set(points[1::2])
     kept = [one for one in observations if one.point not in left_out]
@@ -84,11 +96,22 @@ def calibrate(path: Path, shape: ModelShape, profile: Profile, math: str, format
     found = fit_regimes(observations, math)
     names = tuple(dict.fromkeys(formats or held(shape)))
     fits = {kind: dict(known) for kind, known in profile.fits.items()}
-    fits.setdefault(backend, {}).update(dict.fromkeys(names, found))
+    for name in names:
+        known = fits.setdefault(backend, {}).get(name, []) if windows else []  # of regimes that were not seen now
+        fits.setdefault(backend, {})[name] = found + [
+            one for one in known if all(not covers(new, one.bandwidth[1]) for new in found)
+        ]
     return Calibrated(
         msgspec.structs.replace(profile, fits=fits), backend, names, found,
         [error for kind in KINDS if (error := _error(kind, rest, trial)) is not None],
     )  # fmt: skip
+
+
+def _rates(event: StepDone, windows: Sequence[Window] | None, usual: Rates) -> Rates | None:
+    """What the machine gave during a step; None = it is not to be fitted on."""
+    if windows is None:
+        return usual
+    return next((one.rates for one in windows if one.begin <= event.planned and event.now <= one.end), None)
 
 
 def _error(kind: str, rest: Sequence[Observation], trial: Fit) -> Held | None:
