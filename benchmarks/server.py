@@ -55,7 +55,7 @@ def chunk_microseconds(rounds: int = 100_000) -> float:
     """CPU to turn one delta into one event."""
     query = Query(
         model="model", params=SamplingParams(), field="messages", id_prefix="chatcmpl-",
-        format=partial(ChatFormat, None, None, True),  # type: ignore[arg-type]
+        format=partial(ChatFormat, None, None, True, None),  # type: ignore[arg-type]
     )  # fmt: skip
     answer = Answer(query, [(Prompt((1,)), 1)], "", 0)
     format, (choice,) = query.format(answer), answer.choices

@@ -19,7 +19,7 @@ from headway.core.request import SamplingParams
         ({"max_tokens": 3, "min_tokens": 5}, "min_tokens: 5 is not an integer from 0 to 3"),
         ({"temperature": "0"}, "temperature: '0' is not a number from 0 to 100"),
         ({"temperature": float("nan")}, "temperature: nan"),
-        ({"top_p": 0}, "top_p: 0 is not a number above 0 up to 1"),
+        ({"top_p": -0.1}, "top_p: -0.1 is not a number from 0 to 1"),
         ({"n": True}, "n: True is not an integer from 1 to 128"),
         ({"seed": 2**64}, "seed: "),
         ({"stop": "a"}, "stop: give a list"),

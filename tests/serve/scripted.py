@@ -58,7 +58,7 @@ class ByteTokenizer:
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         return b"".join(self.token_bytes(id, skip_special=skip_special) for id in ids).decode(errors="replace")
 
-    def token_bytes(self, id: int, *, skip_special: bool = False) -> bytes:
+    def token_bytes(self, id: int, skip_special: bool = False) -> bytes:
         if id < 256:
             return bytes([id])
         return b"" if skip_special else SPECIAL[id]

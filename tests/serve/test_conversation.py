@@ -87,7 +87,7 @@ def test_openai_turns_with_calls_and_results() -> None:
 
 @pytest.mark.parametrize("format", [ChatFormat, partial(LineFormat, True)])
 def test_blocks_are_in_order_and_calls_end_an_answer_for_tools(format: Any) -> None:
-    extra = (ByteTokenizer(), None) if isinstance(format, partial) else (ByteTokenizer(), None, False)
+    extra = (ByteTokenizer(), None) if isinstance(format, partial) else (ByteTokenizer(), None, False, None)
     make = partial(format, *extra)
     _, choice, _ = answered(make, "thm,tm", "xhi", "cweather,a{", "a}")
     assert [(block.kind, block.text, block.name) for block in choice.blocks] == [
@@ -97,7 +97,7 @@ def test_blocks_are_in_order_and_calls_end_an_answer_for_tools(format: Any) -> N
 
 
 def test_openai_streams_reasoning_and_calls() -> None:
-    make = partial(ChatFormat, ByteTokenizer(), None, False)
+    make = partial(ChatFormat, ByteTokenizer(), None, False, None)
     answer, _, pieces = answered(make, "thm", "xhi", "cone,a{,a},ctwo", "a[]")
     lines = [line for line in b"".join(pieces).decode().split("\n\n") if line and "[DONE]" not in line]
     deltas = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]

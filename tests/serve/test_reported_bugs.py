@@ -179,7 +179,7 @@ def test_vllm_24910_health_answers_while_large_messages_are_refused(server: Serv
 def test_vllm_4529_seeds(server: Server, path: str) -> None:
     for seed in (2**63, 2**64, -(2**63) - 1, 1.5, "7", True, 10**30):
         refused(server.post(path, {**ask(path, "say:hi"), "seed": seed}), "seed")
-    for seed in (-1, 0, 2**63 - 1, -(2**63) + 1):
+    for seed in (-1, 0, 2**63 - 1, -(2**63)):
         assert server.post(path, {**ask(path, "say:hi"), "seed": seed}).status_code == 200
 
 

@@ -30,6 +30,7 @@ ANY_VOCABULARY = 1 << 31  # ids are checked once the model is there
 KINDS = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
 # Fields of the bodies that have another name here.
 PARAMETER_OF = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs", "echo": "prompt_logprobs"}
+NEED_MODEL = ("tools", "bad_words", "truncate_prompt_tokens", "chat_template_kwargs")  # to be read, or a server
 SAMPLING = frozenset(SamplingParams.__struct_fields__)
 
 
@@ -46,12 +47,13 @@ def read(fields: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
     request.check()
     if request.streams:
         raise HeadwayError("stream: answers of a batch come whole; leave it out")
+    for name in NEED_MODEL:
+        if getattr(request, name, None):
+            raise BadInput(name, "not supported in batches; leave it out")
     params = sampling_params(request, ANY_VOCABULARY, SamplingParams())
     asked = {PARAMETER_OF.get(name, name) for name, value in body.items() if value is not None} & SAMPLING
     given = {name: value for name, value in msgspec.to_builtins(params).items() if name in asked}
     if isinstance(request, ChatRequest):
-        if request.tools:
-            raise BadInput("tools", "not supported in batches; leave it out")
         return template_messages(conversation(request.messages), knows_developer=False), given, request
     prompts = request.prompts()
     if len(prompts) != 1:

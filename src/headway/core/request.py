@@ -18,6 +18,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_LOGPROBS = 64
 MAX_CHOICES = 128
+MAX_BAD = 64  # ids of a sequence that is not to be generated
 MAX_SEED = 2**63 - 1
 MAX_INTEGER = 2**31 - 1  # what fits everywhere: files, messages, kernels
 
@@ -30,7 +31,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         min_tokens: end-of-sequence and stop ids are masked, stop strings ignored, until this many are generated.
         temperature: 0 = greedy.
         top_k: keep the k likeliest tokens; 0 = off.
-        top_p: keep the smallest set of tokens whose mass reaches p; 1 = off.
+        top_p: keep the smallest set of tokens whose mass reaches p; 1 = off, 0 = only the likeliest.
         min_p: drop tokens less likely than min_p times the likeliest; 0 = off.
         seed: key of the sampling noise; None = a random one, which is logged.
         stop: strings that end the text; they are not part of it.
@@ -45,6 +46,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         n: number of independent choices sharing one prompt.
         grammar: what the text must look like; None = anything. Where it allows nothing more, the text ends, also before
             min_tokens.
+        allowed_token_ids: nothing but these is generated; () = anything.
+        bad_token_ids: sequences of ids that are not generated; the last id of one is masked after the others.
+        include_stop_str_in_output: the text ends with the stop string, or the text of the stop id, that ended it.
+        skip_special_tokens: control tokens have no text; else their names.
         ignore_eos: do not stop at the model's end-of-sequence ids.
         thinking_budget: reserved; refused until reasoning parsers are built.
 
@@ -69,6 +74,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_logprobs: int | None = None
     n: int = 1
     grammar: Grammar | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     ignore_eos: bool = False
     thinking_budget: int | None = None
 
@@ -78,10 +87,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         _number("temperature", self.temperature, 0.0, 100.0)
         _integer("top_k", self.top_k, 0, None)
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _number("top_p", self.top_p, 0.0, 1.0)
         _number("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
-            _integer("seed", self.seed, -MAX_SEED, MAX_SEED)
+            _integer("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
         _stops(self.stop)
         _list("stop_token_ids", self.stop_token_ids, "token ids")
         for token in self.stop_token_ids:
@@ -100,8 +109,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if value is not None:
                 _integer(name, value, 0, MAX_LOGPROBS)
         _integer("n", self.n, 1, MAX_CHOICES)
-        if not isinstance(self.ignore_eos, bool):
-            raise BadInput("ignore_eos", f"{shown(self.ignore_eos)} is neither True nor False")
+        for field, ids in (("allowed_token_ids", self.allowed_token_ids), *(("bad_token_ids", s) for s in _bad(self))):
+            _list(field, ids, "token ids")
+            for token in ids:
+                _integer(field, token, 0, None)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise BadInput(name, f"{shown(getattr(self, name))} is neither True nor False")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise BadInput("grammar", f"{shown(self.grammar)} is no Grammar; see headway.Grammar")
         if self.grammar is not None and self.ignore_eos:
@@ -141,6 +155,15 @@ def _number(field: str, value: float, low: float, high: float, open_low: bool = 
 def _list(field: str, value: Sequence[object], holds: str) -> None:
     if not isinstance(value, (list, tuple)):
         raise BadInput(field, f"{shown(value)} is not a list of {holds}")
+
+
+def _bad(params: SamplingParams) -> Sequence[Sequence[int]]:
+    _list("bad_token_ids", params.bad_token_ids, "lists of token ids")
+    if any(isinstance(ids, (list, tuple)) and not ids for ids in params.bad_token_ids):
+        raise BadInput("bad_token_ids", "holds an empty list of ids")
+    if any(isinstance(ids, (list, tuple)) and len(ids) > MAX_BAD for ids in params.bad_token_ids):
+        raise BadInput("bad_token_ids", f"a sequence has at most {MAX_BAD} ids")
+    return params.bad_token_ids
 
 
 def _stops(stops: Sequence[str]) -> None:

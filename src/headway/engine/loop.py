@@ -108,6 +108,8 @@ class EngineLoop:
                     stop=request.params.stop,
                     stop_ids=request.stop_ids,
                     min_tokens=request.params.min_tokens,
+                    include_stop=request.params.include_stop_str_in_output,
+                    skip_special=request.params.skip_special_tokens,
                 )
         return None
 

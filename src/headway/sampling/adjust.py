@@ -109,7 +109,7 @@ def _touched(
         [none if row.output is None else row.output.ids for row in rows],
         [row.bias_ids for row in rows],
         [
-            row.held_ids if row.holds(position) and row.grammar is None else none
+            row.forbidden(position) if row.grammar is None else none
             for row, position in zip(rows, positions, strict=True)
         ],
     ]

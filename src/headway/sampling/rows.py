@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headway.core.errors import BadInput
-from headway.core.request import SamplingParams
+from headway.core.request import MAX_BAD, SamplingParams
 from headway.core.step import RowInit
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class RowState:
         choice: index among n choices, part of the noise key.
         first: position of the first generated token (the prompt's length).
         held_ids: ids masked until min_tokens are generated, int64.
+        allowed: the only tokens that may be drawn, as a mask of `grammar.allowed`; None = all.
         adjusts: something changes single logits before a draw.
         grammar: what says which tokens may come next.
         output: counts of generated tokens; None if no penalty needs them.
@@ -71,7 +72,8 @@ class RowState:
     """
 
     __slots__ = (
-        "adjusts", "bias", "bias_ids", "choice", "first", "grammar", "held_ids", "output", "params", "seed", "seen",
+        "_tail", "adjusts", "allowed", "bias", "bias_ids", "choice", "first", "grammar", "held_ids", "output", "params",
+        "seed", "seen",
     )  # fmt: skip
 
     def __init__(self, init: RowInit, grammar: GrammarState | None = None) -> None:
@@ -89,18 +91,37 @@ class RowState:
         self.seen = TokenCounts(init.tokens) if params.repetition_penalty != 1 else None
         self.bias_ids = np.array([token for token, _ in params.logit_bias], np.int64)
         self.bias = np.array([bias for _, bias in params.logit_bias], np.float32)
-        holds = len(self.held_ids) and grammar is None
+        self.allowed = _mask_of(params.allowed_token_ids) if params.allowed_token_ids else None
+        self._tail = list(init.tokens[init.prompt_len :])[-MAX_BAD:] if params.bad_token_ids else None
+        holds = (len(self.held_ids) or params.bad_token_ids) and grammar is None
         self.adjusts = bool(counts_output or self.seen is not None or len(self.bias_ids) or holds)
 
     def mask(self, position: int) -> np.ndarray | None:
-        """The tokens that its grammar lets follow, as `GrammarState.mask`; None = all.
+        """The tokens that may follow, as `GrammarState.mask`, by its grammar and `allowed`; None = all.
 
         Raises:
             RowFailure: the grammar cannot be followed any further.
         """
         if self.grammar is None:
-            return None
-        return self.grammar.mask(self.held_ids if self.holds(position) else None)
+            return self.allowed
+        words = self.grammar.mask(self.forbidden(position))
+        if self.allowed is None:
+            return words
+        width = min(len(words), len(self.allowed))
+        return words[:width] & self.allowed[:width]
+
+    @property
+    def masks(self) -> bool:
+        """Whether `mask` may forbid something."""
+        return self.grammar is not None or self.allowed is not None
+
+    def forbidden(self, position: int) -> np.ndarray:
+        """Ids that may not be drawn at `position`: those that would stop it too early or end a bad sequence."""
+        held = self.held_ids if self.holds(position) else self.held_ids[:0]
+        if self._tail is None:
+            return held
+        ends = [ids[-1] for ids in self.params.bad_token_ids if _ends_with(self._tail, ids[:-1])]
+        return np.concatenate((held, np.array(ends, np.int64)))
 
     def holds(self, position: int) -> bool:
         """Whether the token at `position` comes before min_tokens are generated."""
@@ -112,19 +133,35 @@ class RowState:
             self.output.add(token)
         if self.seen is not None:
             self.seen.add(token)
+        if self._tail is not None:
+            self._tail = [*self._tail, token][-MAX_BAD:]
         if self.grammar is not None:
             self.grammar.take(token)
+
+
+def _mask_of(ids: Iterable[int]) -> np.ndarray:
+    """Token ids as bits, the lowest first -> uint32 [words]."""
+    given = np.array(sorted(set(ids)), np.int64)
+    bits = np.zeros((int(given[-1]) // 32 + 1) * 32, np.uint8)
+    bits[given] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def _ends_with(tokens: list[int], ids: Sequence[int]) -> bool:
+    return len(ids) <= len(tokens) and tuple(tokens[len(tokens) - len(ids) :]) == tuple(ids)
 
 
 def check_params(params: SamplingParams, vocab: int) -> None:
     """Refuse token ids that the model does not have; call it once, when a request is admitted.
 
     Raises:
-        BadInput: `logit_bias` or `stop_token_ids` names an id that is not below `vocab`.
+        BadInput: a field names an id that is not below `vocab`.
     """
     for field, ids in (
         ("logit_bias", [token for token, _ in params.logit_bias]),
         ("stop_token_ids", params.stop_token_ids),
+        ("allowed_token_ids", params.allowed_token_ids),
+        *(("bad_token_ids", ids) for ids in params.bad_token_ids),
     ):
         for token in ids:
             if token >= vocab:

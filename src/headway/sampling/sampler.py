@@ -46,7 +46,7 @@ class Sampler:
         self._states[slot] = state
         self._table.set(slot, state.params, state.choice)
         self._special.discard(slot)
-        if state.adjusts or state.grammar is not None or state.params.logprobs is not None:
+        if state.adjusts or state.masks or state.params.logprobs is not None:
             self._special.add(slot)
 
     def drop(self, slot: int) -> None:
@@ -94,7 +94,7 @@ class Sampler:
         """Forbid what the rows' grammars do -> (how to take that back, entries whose grammar is lost, and why)."""
         numbers, masks, lost = [], [], {}
         for entry, state in special:
-            if state.grammar is not None:
+            if state.masks:
                 try:
                     mask = state.mask(int(positions[entry]))
                 except RowFailure as failure:
@@ -103,12 +103,20 @@ class Sampler:
                 if mask is not None:
                     numbers.append(int(rows[entry]))
                     masks.append(mask)
-        return self._ops.mask(logits, numbers, np.stack(masks)) if masks else None, lost
+        return self._ops.mask(logits, numbers, _stacked(masks)) if masks else None, lost
 
     def _state(self, slot: int) -> RowState:
         state = self._states[slot]
         assert state is not None, f"slot {slot} is free"
         return state
+
+
+def _stacked(masks: list[np.ndarray]) -> np.ndarray:
+    """Masks of any length as uint32 [rows, words]; what one does not name is not allowed."""
+    stacked = np.zeros((len(masks), max(map(len, masks))), np.uint32)
+    for row, mask in zip(stacked, masks, strict=True):
+        row[: len(mask)] = mask
+    return stacked
 
 
 def _checked(tokens: list[int], positions: np.ndarray) -> Sampled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +50,7 @@ class DrawTable:
         self.params[slot] = params
         self.temperature[slot] = 0.0 if params.greedy else max(params.temperature, SMALLEST_TEMPERATURE)
         self.top_k[slot] = min(params.top_k, _MOST)
-        self.top_p[slot] = params.top_p
+        self.top_p[slot] = params.top_p or sys.float_info.min  # a mass that the likeliest token reaches alone
         self.min_p[slot] = params.min_p
         self.seed[slot] = params.seed % 2**64
         self.choice[slot] = choice

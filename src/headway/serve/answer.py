@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
@@ -24,8 +24,12 @@ from headway.engine.messages import Delta, Refusal, Submit
 from headway.serve.choice import Choice, Gain, Prompt
 from headway.serve.conversation import AS_IT_DOES, AUTO, Message, Reasoning, Tool, ToolChoice
 from headway.serve.errors import ApiError
+from headway.serve.logprobs import ShownToken, ShownTokens
 from headway.text.chat import Ending
 from headway.text.parts import CallBegun, Part, PartParser, Said
+
+if TYPE_CHECKING:
+    from headway.serve.text import Text
 
 ENTRY_BYTES = 64  # of one log-probability in JSON, about
 MAX_ANSWER_BYTES = 64 << 20
@@ -51,6 +55,7 @@ class Query:
         params: how to sample; its `max_tokens` is not looked at.
         max_tokens: most tokens to generate; None = what the context holds, 0 = none, for the sake of an echo.
         to_context: more `max_tokens` than the context holds are no fault: the answer says that the context ended it.
+        truncate: how many tokens of a prompt count, its last ones; None = all.
         max_context: most tokens of prompt and output together, if that is less than the model's context.
         model: who answers.
         adapter: the LoRA adapter over it; "" = the model itself.
@@ -73,6 +78,7 @@ class Query:
     params: SamplingParams
     max_tokens: int | None = None
     to_context: bool = False
+    truncate: int | None = None
     max_context: int | None = None
     model: str
     adapter: str = ""
@@ -120,6 +126,7 @@ class Answer:
         prompts: tokenised, one per prompt, with how many tokens each may generate.
         arrival: when the body had come, ps: queueing in this process and tokenising are part of the wait.
         deadline: seconds after it at which the request ends; None = never.
+        text: the model's, by which log-probabilities are told apart; None = none are asked for.
 
     Attributes:
         model: as the answer calls it.
@@ -140,6 +147,7 @@ class Answer:
         tenant: str,
         arrival: int,
         deadline: float | None = None,
+        text: Text | None = None,
     ) -> None:
         self.query = query
         self.id = query.id_prefix + secrets.token_hex(12)
@@ -168,6 +176,12 @@ class Answer:
         self._check_size()
         self.admitted: int | None = None
         self.first = self.last = 0
+        skip = query.params.skip_special_tokens
+        self._shown = {
+            choice.index: ShownTokens(text, choice.prompt.tokens, skip)
+            for choice in self.choices
+            if text is not None and query.params.logprobs is not None
+        }
         self._parsers = {choice.index: query.parser() for choice in self.choices} if query.parser else {}
         self._choices = {
             (submit.id, number): self.choices[index * n + number]
@@ -181,11 +195,12 @@ class Answer:
             BadInput: the answer could be too large to be held, or an echo to be sent.
         """
         params, stream = self.query.params, self.query.stream
+        prompts = self.query.echo or params.prompt_logprobs is not None
         tokens = sum(
-            (submit.params.max_tokens or 0) * (not stream) + len(submit.tokens) * self.query.echo
-            for submit in self.submits
+            (submit.params.max_tokens or 0) * (not stream) + len(submit.tokens) * prompts for submit in self.submits
         )
-        size = params.n * tokens * (4 if params.logprobs is None else ENTRY_BYTES * (params.logprobs + 1))
+        counts = [count for count in (params.logprobs, params.prompt_logprobs) if count is not None]
+        size = params.n * tokens * (ENTRY_BYTES * (max(counts) + 1) if counts else 4)
         if size > MAX_ANSWER_BYTES:
             problem = f"the answer could have {size >> 20} MiB, and {MAX_ANSWER_BYTES >> 20} are accepted"
             hint = "ask for fewer log-probabilities, choices or tokens" + ("" if stream else ", or stream it")
@@ -252,8 +267,11 @@ class Answer:
     def gain(self, choice: Choice, delta: Delta) -> Gain:
         """What a delta is to its choice: its text read as parts."""
         parser, finish = self._parsers.get(choice.index), delta.finish
+        logprobs: Sequence[ShownToken] = ()
+        if self._shown:
+            logprobs = self._shown[choice.index].push(delta.text, delta.logprobs, finish is not None)
         if parser is None:
-            return Gain((Said(delta.text),) if delta.text else (), delta.logprobs, finish)
+            return Gain((Said(delta.text),) if delta.text else (), logprobs, finish)
         read = [*parser.push(delta.text), *(parser.flush() if finish is not None else ())]
         parts: list[Part] = []
         for part in read:
@@ -263,7 +281,7 @@ class Answer:
             parts.append(part)
         if finish is not None and finish.reason == "stop" and choice.calls:
             finish = Finish("tool_calls", finish.matched)
-        return Gain(parts, delta.logprobs, finish)
+        return Gain(parts, logprobs, finish)
 
 
 def failure(finish: Finish) -> ApiError:

@@ -25,13 +25,14 @@ from headway.engine.machine import wall_clock
 from headway.serve.answer import DEADLINE_HEADER, Answer, Query
 from headway.serve.auth import Keys, check_host, header
 from headway.serve.cors import Cors
+from headway.serve.decode import decoded, ignored_header
 from headway.serve.dialect import AdapterChange, Endpoint
 from headway.serve.dialects import DIALECTS, dialect_of
 from headway.serve.encode import json_bytes
-from headway.serve.errors import ApiError, from_headway, from_msgspec
+from headway.serve.errors import ApiError, from_headway
 from headway.serve.generate import Generation
 from headway.serve.hosted import HostedModel, Phase
-from headway.serve.limits import BodyBudget, check_json
+from headway.serve.limits import BodyBudget
 from headway.serve.logs import log_access
 from headway.serve.metrics import CONTENT_TYPE, HttpDone, ServerMetrics, render
 from headway.serve.openapi import document
@@ -59,6 +60,7 @@ class Api:
         lora_folder: where LoRA adapters may be loaded from on request; None = nowhere.
         price: dollars per hour of the machine, which the models share in equal parts; for receipts.
         quotas: what each key may use; None = as much as it likes.
+        strict: fields of bodies that are not known are refused, not left out.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class Api:
         lora_folder: Path | None = None,
         price: float | None = None,
         quotas: Quotas | None = None,
+        strict: bool = False,
     ) -> None:
         self.models = models
+        self._strict = strict
         self._metrics = metrics
         self._budget = budget
         self._stall_seconds = stall_seconds
@@ -114,9 +118,12 @@ class Api:
         self._check_open()
         tenant = request.scope["headway.tenant"]
         deadline = _deadline(request.headers.get(DEADLINE_HEADER))
+        headers: list[tuple[bytes, bytes]] = []
 
         def work() -> Answer | AdapterChange | bytes:
-            value = endpoint.answer(_decoded(raw, decoder), self)
+            body, left_out = decoded(raw, decoder, self._strict)
+            headers.extend(ignored_header(left_out))
+            value = endpoint.answer(body, self)
             if isinstance(value, Query):
                 return self._named(value.model).reader.answer(value, tenant, arrival, deadline)
             return value if isinstance(value, AdapterChange) else json_bytes(value)
@@ -130,11 +137,11 @@ class Api:
             await self._named(value.model).link.change_adapters(value.command)
             return _json(value.answer())
         if isinstance(value, bytes):
-            return Response(value, media_type="application/json")
+            return Response(value, headers=_texts(headers), media_type="application/json")
         model = self._named(value.query.model)
         _ = model.reader  # it may have begun to drain meanwhile
         lease = self._quotas.admit(tenant, value.prompt_tokens)
-        return Generation(model.link, self._pool, value, lease)
+        return Generation(model.link, self._pool, value, lease, headers)
 
     def _check_open(self) -> None:
         """
@@ -204,6 +211,10 @@ def _badness(model: HostedModel) -> int:
     return list(Phase).index(model.current_phase)
 
 
+def _texts(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in headers}
+
+
 def _deadline(given: str | None) -> float | None:
     """Seconds of an x-request-timeout header."""
     try:
@@ -213,32 +224,6 @@ def _deadline(given: str | None) -> float | None:
     if seconds is not None and not 0 < seconds <= MAX_DEADLINE:
         raise BadInput(DEADLINE_HEADER, f"{shown(given)} is not a number of seconds above 0 and up to {MAX_DEADLINE:g}")
     return seconds
-
-
-def _decoded(raw: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
-    """
-    Raises:
-        ApiError: the body is at fault.
-    """
-    check_json(raw)
-    try:
-        try:
-            return decoder.decode(raw)
-        except msgspec.ValidationError as error:
-            if "unknown field" not in str(error):
-                raise
-            return decoder.decode(_without_nulls(raw))
-    except msgspec.DecodeError as error:
-        raise from_msgspec(error) from None
-    except RecursionError:
-        raise ApiError(400, "the body nests too deep", code="too_deep") from None
-
-
-def _without_nulls(raw: bytes) -> bytes:
-    """A body without its fields that are null: that means "not given", also where this server does not know them."""
-    body = msgspec.json.decode(raw)
-    given = {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
-    return msgspec.json.encode(given)
 
 
 class Gate:

@@ -10,6 +10,7 @@ import msgspec
 
 from headway.core.request import Finish
 from headway.core.step import TokenLogprobs
+from headway.serve.logprobs import ShownToken
 from headway.text.parts import CallArguments, CallBegun, Part, Said, Thought
 
 
@@ -37,12 +38,12 @@ class Gain(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         parts: what became certain of its content, in order; each call has an id.
-        logprobs: of the tokens that came, if asked for; their text may still be held back.
+        logprobs: of the tokens whose text came, if asked for.
         finish: set on the last one. Its reason is "stop", "length", or "tool_calls" (it stopped to have tools called).
     """
 
     parts: Sequence[Part]
-    logprobs: Sequence[TokenLogprobs] = ()
+    logprobs: Sequence[ShownToken] = ()
     finish: Finish | None = None
 
 
@@ -89,7 +90,7 @@ class Choice:
     prompt: Prompt
     calls: int = 0
     blocks: list[Block] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[ShownToken] = field(default_factory=list)
     finish: Finish | None = None
 
     def add(self, gain: Gain) -> None:

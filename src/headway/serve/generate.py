@@ -38,11 +38,19 @@ class Generation:
     one piece: at most one answer is held.
     """
 
-    def __init__(self, link: EngineLink, pool: TextPool, answer: Answer, lease: Lease) -> None:
+    def __init__(
+        self,
+        link: EngineLink,
+        pool: TextPool,
+        answer: Answer,
+        lease: Lease,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
         self._link = link
         self._pool = pool
         self._answer = answer
         self._lease = lease
+        self._headers = headers  # more of the answer
         self._format = answer.query.format(answer)
         self._inbox = Inbox(answer.submits)
         self._sent = 0.0  # loop time at which the last piece had been taken
@@ -101,7 +109,7 @@ class Generation:
         pieces = await self._built(self._format.whole)
         length = sum(map(len, pieces))
         headers = [(b"content-type", b"application/json"), (b"content-length", str(length).encode())]
-        headers += self._lease.headers
+        headers += [*self._lease.headers, *self._headers]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if length < PIECE_BYTES:
             pieces = [b"".join(pieces)]
@@ -121,6 +129,7 @@ class Generation:
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
             *self._lease.headers,
+            *self._headers,
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:

@@ -155,7 +155,7 @@ class _Life:
         budget = BodyBudget(int(options.max_body_mib * 2**20))
         self._api = Api(
             self._models, metrics, budget, int(time.time()), options.stall_timeout, _lora_folder(options),
-            options.price, Quotas(options.quota, keys.quotas),
+            options.price, Quotas(options.quota, keys.quotas), options.strict,
         )  # fmt: skip
         config = uvicorn.Config(
             Gate(self._api, keys, Cors(options.cors_origin)),

@@ -49,5 +49,5 @@ class ModelText:
     def strip_after(self, prompt: Sequence[int]) -> int:
         return self._tokenizer.strip_after(prompt)
 
-    def token_bytes(self, id: int) -> bytes:
-        return self._tokenizer.token_bytes(id, skip_special=False)
+    def token_bytes(self, id: int, skip_special: bool = False) -> bytes:
+        return self._tokenizer.token_bytes(id, skip_special=skip_special)

@@ -63,6 +63,9 @@ class ServeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             most=1e6,
         ),
     ] = None
+    strict: Annotated[
+        bool, Option("Refuse fields that this server does not know; default: they are left out, and a header says so.")
+    ] = False
     access_log: Annotated[str, Option("A line per request on stderr.", ACCESS)] = "off"
     log_level: Annotated[str, Option("Least level of what is logged on stderr.", LEVELS)] = "info"
 

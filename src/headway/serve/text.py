@@ -41,8 +41,8 @@ class Text(Protocol):
         """How many spaces at the start of what follows `prompt` are not part of the text."""
         ...
 
-    def token_bytes(self, id: int) -> bytes:
-        """What one token stands for; of a control token, its name."""
+    def token_bytes(self, id: int, skip_special: bool = False) -> bytes:
+        """What one token stands for; of a control token, its name, or nothing with `skip_special`."""
         ...
 
 
@@ -71,13 +71,13 @@ class PromptReader:
         if query.messages is not None:
             variables = {**query.reasoning.variables(), **query.variables}
             tokens = self.chat(query.messages, query.ending, query.tools, variables)
-            tokenised, fields = [Prompt(tokens)], [query.field]
+            tokenised, fields = [Prompt(tokens[-query.truncate :] if query.truncate else tokens)], [query.field]
         else:
             many = len(query.prompts) > 1
             fields = [f"{query.field}[{index}]" if many else query.field for index in range(len(query.prompts))]
-            tokenised = [self._prompt(*one, query.echo) for one in zip(query.prompts, fields, strict=True)]
+            tokenised = [self._prompt(*one, query) for one in zip(query.prompts, fields, strict=True)]
         rooms = [self._room(len(one.tokens), field, query) for one, field in zip(tokenised, fields, strict=True)]
-        return Answer(query, list(zip(tokenised, rooms, strict=True)), tenant, arrival, deadline)
+        return Answer(query, list(zip(tokenised, rooms, strict=True)), tenant, arrival, deadline, self.text)
 
     def chat(
         self,
@@ -98,7 +98,7 @@ class PromptReader:
         self._check_length(sum(map(_characters, (plain, options))), "messages")
         return tuple(self.text.encode_chat(plain, ending, **options))
 
-    def _prompt(self, prompt: str | list[int], field: str, echo: bool) -> Prompt:
+    def _prompt(self, prompt: str | list[int], field: str, query: Query) -> Prompt:
         if isinstance(prompt, str):
             tokens = self.text_tokens(prompt, field=field)
         else:
@@ -106,7 +106,10 @@ class PromptReader:
             tokens = tuple(prompt)
         if not tokens:
             raise ApiError(400, f"{field}: it holds no token", param=field, code="empty_prompt")
-        if not echo:
+        if query.truncate is not None and len(tokens) > query.truncate:
+            tokens = tokens[-query.truncate :]
+            prompt = list(tokens)
+        if not query.echo:
             return Prompt(tokens)
         if isinstance(prompt, str):
             named, shown = (self.text.decode(tokens[:1], skip_special=skip) for skip in (False, True))

@@ -12,7 +12,8 @@ from headway.text.tokenizer import Tokenizer
 class OutputText:
     """The visible text of one generation. Push each generated id once, in order; then flush.
 
-    The pieces put together are the text of the ids, cut before the first stop string. A stop id has no text.
+    The pieces put together are the text of the ids, cut before the first stop string. A stop id has no text. With
+    `include_stop` the text ends with either; without `skip_special` control tokens have their names.
     """
 
     def __init__(
@@ -23,10 +24,12 @@ class OutputText:
         stop: Sequence[str] = (),
         stop_ids: Collection[int] = (),
         min_tokens: int = 0,
+        include_stop: bool = False,
+        skip_special: bool = True,
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, prompt)
-        self._stops = StopMatcher(stop, min_tokens)
-        self._stop_ids = stop_ids
+        self._detokenizer = Detokenizer(tokenizer, prompt, skip_special=skip_special)
+        self._stops = StopMatcher(stop, min_tokens, include_stop)
+        self._stop_ids = () if include_stop else stop_ids
 
     @property
     def matched(self) -> str | None:

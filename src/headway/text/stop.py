@@ -18,12 +18,14 @@ class StopMatcher:
         matched: the stop string that was met; None so far.
     """
 
-    def __init__(self, stops: Sequence[str], min_tokens: int = 0) -> None:
+    def __init__(self, stops: Sequence[str], min_tokens: int = 0, include: bool = False) -> None:
         """Watch for `stops` (none of them empty).
 
         Args:
             min_tokens: matches completed by an earlier token are ignored.
+            include: the text ends with the match, not before it.
         """
+        self._include = include
         self.matched: str | None = None
         self._stops = sorted(set(stops), key=len, reverse=True)  # the longest first wins among equal ends
         self._borders = [_borders(stop) for stop in self._stops]
@@ -48,7 +50,7 @@ class StopMatcher:
             if stop is not None and armed:
                 self.matched = stop
                 self._held = ""
-                return buffer[: end - len(stop)]
+                return buffer[: end if self._include else end - len(stop)]
         cut = len(buffer) - max(self._state)
         self._held = buffer[cut:]
         return buffer[:cut]

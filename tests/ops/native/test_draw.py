@@ -33,6 +33,7 @@ PARAMS: list[dict[str, Any]] = [
     {"top_k": 40, "temperature": 0.7},
     {"top_k": 5000, "temperature": 2.0},
     {"top_p": 1e-9},
+    {"top_p": 0.0},
     {"top_p": 0.1},
     {"top_p": 0.5, "temperature": 1.5},
     {"top_p": 0.95, "temperature": 0.8},

@@ -156,6 +156,7 @@ class MessageFormat:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": answer.cached_tokens,
             "output_tokens": answer.completion_tokens,
+            **answer.bill,
         }
 
     def _reason(self, finish: Finish) -> str:

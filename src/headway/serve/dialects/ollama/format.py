@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.core.request import Finish
-from headway.core.step import TokenLogprobs
 from headway.serve.answer import Answer
 from headway.serve.choice import Block, Choice, Gain
 from headway.serve.encode import Template, hole, json_bytes, timestamp
 from headway.serve.errors import ApiError, clean
-from headway.serve.logprobs import entries
+from headway.serve.logprobs import ShownToken, entries
 from headway.serve.text import Text
 from headway.text.parts import CallArguments, CallBegun, Said, Thought
 
@@ -38,7 +37,7 @@ class LineFormat:
         self._tokens = text
         self._alternatives = alternatives
         self._answer = answer
-        self._held: list[TokenLogprobs] = []  # of tokens whose text is still held back
+        self._held: list[ShownToken] = []  # of tokens whose text is still held back
         line = self._line(hole(0), hole(1))
         if alternatives is not None:
             line["logprobs"] = hole(2)

@@ -6,6 +6,7 @@ refused. `null` means "not given" everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,6 +24,8 @@ MAX_ROWS = 1024  # prompts x n of one request
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_IDS = 256
+MAX_BAD_WORDS = 128
+DEFAULT_COMPLETION = 16  # tokens, as OpenAI has it
 
 # Known, would change the answer, not built: refused unless null or one of these values that ask for nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -45,12 +48,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "mirostat_mode": (0,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True, False),
-    "include_stop_str_in_output": (False,),
-    "bad_words": ([],),
     "logits_processors": ([],),
-    "chat_template_kwargs": ({},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "xtc_probability": (0,),
@@ -72,10 +71,11 @@ else:
     _Known = known_fields(*IGNORED, *(name for name in REFUSED if name != "suffix"))
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`include_obfuscation` is ignored: it pads OpenAI's chunks and changes nothing else."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -102,14 +102,22 @@ class Sampling(_Known, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
 
     @property
     def streams(self) -> bool:
         return bool(self.stream)
 
     @property
-    def wants_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    def wants_usage(self) -> bool | None:
+        """In the end of a stream; None = in each of its events."""
+        options = self.stream_options or StreamOptions()
+        return None if options.include_usage and options.continuous_usage_stats else bool(options.include_usage)
 
     def limit(self) -> int | None:
         """Most tokens to generate; None = what the context holds."""
@@ -125,6 +133,12 @@ class Sampling(_Known, forbid_unknown_fields=True, kw_only=True):
             ApiError: a field asks for something this server cannot do, or two fields contradict each other.
         """
         refuse(self, REFUSED)
+        if self.prompt_logprobs is not None and self.streams:
+            raise BadInput("prompt_logprobs", "not together with stream=true")
+        if self.truncate_prompt_tokens is not None and (self.truncate_prompt_tokens < 1):
+            raise BadInput("truncate_prompt_tokens", f"{self.truncate_prompt_tokens} is not a number of tokens above 0")
+        if len(self.bad_words or ()) > MAX_BAD_WORDS or not all(self.bad_words or ()):
+            raise BadInput("bad_words", f"give at most {MAX_BAD_WORDS} words, none of them empty")
         if self.stream_options is not None and not self.streams:
             raise ApiError(
                 400, "stream_options: only allowed with stream=true", param="stream_options", code="invalid_value"
@@ -142,6 +156,7 @@ class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
+    chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolBody] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -167,6 +182,9 @@ class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     suffix: Any = None
     tools: Any = None
     tool_choice: Any = None
+
+    def limit(self) -> int | None:
+        return DEFAULT_COMPLETION if self.max_tokens is None else self.max_tokens
 
     def alternatives(self) -> int | None:
         return None if self.logprobs is None else _logprobs("logprobs", self.logprobs)
@@ -208,6 +226,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -261,8 +280,11 @@ def sampling_params(body: Sampling, vocab_size: int, defaults: SamplingParams) -
         "frequency_penalty": body.frequency_penalty,
         "repetition_penalty": body.repetition_penalty,
         "ignore_eos": body.ignore_eos,
+        "include_stop_str_in_output": body.include_stop_str_in_output,
+        "skip_special_tokens": body.skip_special_tokens,
+        "allowed_token_ids": _allowed(body.allowed_token_ids, vocab_size),
         "logprobs": alternatives,
-        "prompt_logprobs": alternatives if getattr(body, "echo", None) else None,
+        "prompt_logprobs": _prompt_logprobs(body, alternatives),
     }
     try:
         return defaults.but(given)
@@ -270,6 +292,42 @@ def sampling_params(body: Sampling, vocab_size: int, defaults: SamplingParams) -
         if error.field == "max_tokens" and getattr(body, "max_completion_tokens", None) is not None:
             raise BadInput("max_completion_tokens", str(error).partition(": ")[2]) from None
         raise
+
+
+def _allowed(ids: list[int] | None, vocab_size: int) -> tuple[int, ...] | None:
+    if ids is None:
+        return None
+    if not ids:
+        raise BadInput("allowed_token_ids", "the list is empty: no token could be generated")
+    for token in ids:
+        _in_vocabulary("allowed_token_ids", token, vocab_size)
+    return tuple(sorted(set(ids)))
+
+
+def _prompt_logprobs(body: Sampling, alternatives: int | None) -> int | None:
+    """What is asked for, or what an echo shows; of both the most."""
+    counts = [alternatives] if alternatives is not None and getattr(body, "echo", None) else []
+    if body.prompt_logprobs is not None:
+        counts.append(_logprobs("prompt_logprobs", body.prompt_logprobs))
+    return max(counts, default=None)
+
+
+def bad_token_ids(words: Sequence[str], encode: Callable[[str, bool], list[int]]) -> tuple[tuple[int, ...], ...]:
+    """The ids that words are, at the start of a text and, where that is another token, after a blank; as vLLM does.
+
+    Raises:
+        BadInput: a word has no token.
+    """
+    found = []
+    for word in words:
+        plain = encode(word, False)
+        if not plain:
+            raise BadInput("bad_words", f"{word[:40]!r} has no token")
+        found.append(tuple(plain))
+        spaced = encode(f" {word.lstrip()}", False)
+        if len(spaced) == len(plain) and spaced[0] != plain[0]:
+            found.append(tuple(spaced))
+    return tuple(found)
 
 
 def _logprobs(field: str, value: int) -> int:

@@ -6,8 +6,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from headway.core.step import TokenLogprobs
-from headway.serve.logprobs import escaped, finite, readable
+from headway.serve.logprobs import ShownToken, escaped, finite, readable
 from headway.serve.text import Text
 
 
@@ -38,23 +37,22 @@ class CompletionLogprobs:
     def first(self, token: int, hidden: bool) -> dict[str, Any]:
         """The prompt's first token, which nothing predicts; `hidden`: it is not part of the text."""
         strip = self._strip
-        lists = self._lists([(token, None, None)])
+        lists = self._lists([(self._text.token_bytes(token), None)])
         if hidden:
             self._offset, self._strip = 0, strip
         return lists
 
-    def piece(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        return self._lists([(position.token, position.logprob, position) for position in logprobs])
+    def piece(self, tokens: Sequence[ShownToken]) -> dict[str, Any]:
+        return self._lists([(token.data, token) for token in tokens])
 
-    def _lists(self, positions: list[tuple[int, float | None, TokenLogprobs | None]]) -> dict[str, Any]:
+    def _lists(self, tokens: list[tuple[bytes, ShownToken | None]]) -> dict[str, Any]:
         lists: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for token, logprob, position in positions:
-            data = self._text.token_bytes(token)
+        for data, token in tokens:
             if data and data[0] & 0xC0 != 0x80:  # not the rest of a character: an unfinished one before it is U+FFFD
                 self._advance(self._decoder.decode(b"", final=True))
             lists["tokens"].append(_name(data))
-            lists["token_logprobs"].append(None if logprob is None else finite(logprob))
-            lists["top_logprobs"].append(None if position is None else self._top(position))
+            lists["token_logprobs"].append(None if token is None else finite(token.position.logprob))
+            lists["top_logprobs"].append(None if token is None else self._top(token))
             lists["text_offset"].append(self._offset)
             self._advance(self._decoder.decode(data))
         return lists
@@ -64,11 +62,12 @@ class CompletionLogprobs:
         self._strip = 0 if len(text) > cut else self._strip - cut
         self._offset += len(text) - cut
 
-    def _top(self, position: TokenLogprobs) -> dict[str, float]:
+    def _top(self, token: ShownToken) -> dict[str, float]:
         """The sampled token first, then the likeliest ones; of two tokens with one name the likelier stays."""
-        top = {_name(self._text.token_bytes(position.token)): finite(position.logprob)}
-        for token, logprob in position.top[: self._count]:
-            top.setdefault(_name(self._text.token_bytes(token)), finite(logprob))
+        top = {_name(token.data): finite(token.position.logprob)}
+        for id, logprob in token.position.top[: self._count]:
+            if id != token.position.token:  # it may be shown in part
+                top.setdefault(_name(self._text.token_bytes(id)), finite(logprob))
         return top
 
 

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headway.core.step import TokenLogprobs
 from headway.serve.answer import Answer
-from headway.serve.choice import Block, Choice, Gain
+from headway.serve.choice import Block, Choice, Gain, Prompt
 from headway.serve.dialects.openai.completion_logprobs import CompletionLogprobs, joined
 from headway.serve.encode import Template, event, hole, json_bytes
 from headway.serve.errors import ApiError, clean
-from headway.serve.logprobs import entries
+from headway.serve.logprobs import ShownToken, entries, finite, named_tokens
 from headway.serve.text import Text
 from headway.text.parts import CallArguments, CallBegun, Part, Said, Thought
 
 DONE = b"data: [DONE]\n\n"
+END = b"}\n\n"  # of an event; within one, line ends are escaped
+NO_USAGE = b'"usage":null' + END
 TYPES = {
     400: "invalid_request_error",
-    401: "authentication_error",
+    401: "invalid_request_error",
     403: "permission_error",
-    404: "not_found_error",
+    404: "invalid_request_error",
     405: "invalid_request_error",
     408: "timeout_error",
     413: "invalid_request_error",
@@ -60,7 +61,7 @@ class Events:
         head: bytes,
         text: Template,
         finish: Template,
-        encode: Callable[[list[TokenLogprobs]], bytes] | None,
+        encode: Callable[[list[ShownToken]], bytes] | None,
         other: Callable[[Part], bytes],
     ) -> None:
         self._head = head
@@ -68,7 +69,7 @@ class Events:
         self._finish = finish
         self._encode = encode
         self._other = other
-        self._held: list[TokenLogprobs] = []  # of tokens whose text is still held back
+        self._held: list[ShownToken] = []  # of tokens whose text is still held back
 
     def chunk(self, gain: Gain) -> bytes:
         data, self._head = self._head, b""
@@ -93,7 +94,9 @@ class _Format:
 
     Args:
         alternatives: how many per token; None = no logprobs.
-        usage: a stream ends with its usage, and its other events have the field too.
+        usage: a stream ends with its usage, and its other events have the field too; None = they have the usage so
+            far.
+        prompt_logprobs: alternatives per token of the prompt; None = no logprobs of those.
     """
 
     stream_type = b"text/event-stream; charset=utf-8"
@@ -101,10 +104,14 @@ class _Format:
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, text: Text, alternatives: int | None, usage: bool, answer: Answer) -> None:
+    def __init__(
+        self, text: Text, alternatives: int | None, usage: bool | None, prompt_logprobs: int | None, answer: Answer
+    ) -> None:
         self._tokens = text
         self._alternatives = alternatives
-        self._usage = usage
+        self._usage = usage is not False
+        self._continuous = usage is None
+        self._prompt_count = prompt_logprobs
         self._answer = answer
         self._events: dict[int, Events] = {}
 
@@ -112,7 +119,8 @@ class _Format:
         events = self._events.get(choice.index)
         if events is None:
             events = self._events[choice.index] = self._open(choice)
-        return events.chunk(gain)
+        data = events.chunk(gain)
+        return data.replace(NO_USAGE, b'"usage":' + json_bytes(self._totals()) + END) if self._continuous else data
 
     def end(self) -> bytes:
         if not self._usage:
@@ -123,12 +131,16 @@ class _Format:
         return event(error_body(error)) + DONE
 
     def whole(self) -> list[bytes]:
-        body = {**self._body(hole(0), self.object), "usage": self._totals()}
+        body = {**self._body(hole(0), self.object), "usage": self._totals(), **self._more()}
         before, after = Template(json_bytes(body), 1).pieces
         pieces = [before, b"["]
         for choice in self._answer.choices:
             pieces += [json_bytes(self._choice(choice)), b","]
         return [*pieces[:-1], b"]", after]
+
+    def _more(self) -> Fields:
+        """What else a whole answer has."""
+        return {}
 
     def _open(self, choice: Choice) -> Events:
         raise NotImplementedError
@@ -157,6 +169,20 @@ class _Format:
             **answer.bill,
         }
 
+    def _of_prompt(self, prompt: Prompt) -> list[dict[str, Fields] | None]:
+        """vLLM's `prompt_logprobs`: by token id; nothing predicts the first."""
+        count = self._prompt_count or 0
+        found: list[dict[str, Fields] | None] = [None]
+        for position in prompt.logprobs:
+            ranked = enumerate(position.top[:count], 1)
+            entry = {str(id): self._ranked(id, logprob, rank) for rank, (id, logprob) in ranked}
+            found.append({str(position.token): self._ranked(position.token, position.logprob, position.rank)} | entry)
+        return found
+
+    def _ranked(self, id: int, logprob: float, rank: int) -> Fields:
+        name = self._tokens.token_bytes(id).decode(errors="replace")
+        return {"logprob": finite(logprob), "rank": rank, "decoded_token": name}
+
     def _event(self, choice: Choice, content: Fields, logprobs: Any, finish: Any) -> bytes:
         fields = {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": finish}
         body = self._body([fields], self.chunk_object)
@@ -172,6 +198,10 @@ class _Format:
 class ChatFormat(_Format):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+
+    def _more(self) -> Fields:
+        (prompt,) = self._answer.prompts
+        return {} if self._prompt_count is None else {"prompt_logprobs": self._of_prompt(prompt)}
 
     def _open(self, choice: Choice) -> Events:
         head = self._event(choice, {"delta": {"role": "assistant", "content": ""}}, None, None)
@@ -213,7 +243,7 @@ class ChatFormat(_Format):
             "finish_reason": choice.finish.reason if choice.finish else None,
         }
 
-    def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> Fields | None:
+    def _logprobs(self, logprobs: Sequence[ShownToken]) -> Fields | None:
         if self._alternatives is None:
             return None
         return {"content": entries(self._tokens, logprobs, self._alternatives), "refusal": None}
@@ -224,18 +254,20 @@ def _call(call: Block) -> Fields:
 
 
 class CompletionFormat(_Format):
-    def __init__(self, text: Text, alternatives: int | None, usage: bool, answer: Answer) -> None:
-        super().__init__(text, alternatives, usage, answer)
+    def __init__(
+        self, text: Text, alternatives: int | None, usage: bool | None, prompt_logprobs: int | None, answer: Answer
+    ) -> None:
+        super().__init__(text, alternatives, usage, prompt_logprobs, answer)
         self._echoes: dict[int, tuple[CompletionLogprobs, Fields | None]] = {}
 
     def _open(self, choice: Choice) -> Events:
         text, end = self._templates(choice, {"text": hole(0)}, {"text": ""})
         head = b""
-        encode: Callable[[list[TokenLogprobs]], bytes] | None = None
+        encode: Callable[[list[ShownToken]], bytes] | None = None
         if self._alternatives is not None:
             lists, echo = self._echo(choice)
 
-            def encode(held: list[TokenLogprobs]) -> bytes:
+            def encode(held: list[ShownToken]) -> bytes:
                 return json_bytes(lists.piece(held) if held else None)
 
         if self._answer.query.echo:
@@ -250,10 +282,15 @@ class CompletionFormat(_Format):
             lists = CompletionLogprobs(self._tokens, self._alternatives or 0, self._tokens.strip_after(()))
             fields = None
             if self._answer.query.echo:
-                fields = joined([lists.first(prompt.tokens[0], prompt.hidden), lists.piece(prompt.logprobs)])
+                fields = joined(
+                    [
+                        lists.first(prompt.tokens[0], prompt.hidden),
+                        lists.piece(named_tokens(self._tokens, prompt.logprobs)),
+                    ]
+                )
             self._echoes[id(prompt)] = lists, fields
         lists, fields = self._echoes[id(prompt)]
-        return lists.fork(self._tokens.strip_after(prompt.tokens)), fields
+        return lists.fork(0), fields
 
     def _choice(self, choice: Choice) -> Fields:
         logprobs = None
@@ -265,4 +302,5 @@ class CompletionFormat(_Format):
             "text": choice.prompt.text + choice.text,
             "logprobs": logprobs,
             "finish_reason": choice.finish.reason if choice.finish else None,
+            **({} if self._prompt_count is None else {"prompt_logprobs": self._of_prompt(choice.prompt)}),
         }

@@ -22,6 +22,7 @@ from headway.serve.dialects.openai.bodies import (
     Sampling,
     TokenizeRequest,
     UnloadLoraRequest,
+    bad_token_ids,
     ending,
     sampling_params,
 )
@@ -36,12 +37,12 @@ EVENTS = "text/event-stream"
 
 def chat(body: ChatRequest, host: Host) -> Query:
     model, fields = _common(body, host)
-    make = partial(ChatFormat, model.reader.text, body.alternatives(), body.wants_usage)
+    make = partial(ChatFormat, model.reader.text, body.alternatives(), body.wants_usage, body.prompt_logprobs)
     tools = tools_of(body.tools)
     choice = tool_choice_of(body.tool_choice, body.parallel_tool_calls, tools)
     return Query(
-        messages=conversation(body.messages), ending=ending(body), tools=tools, tool_choice=choice, field="messages",
-        id_prefix="chatcmpl-", format=make, **fields,
+        messages=conversation(body.messages), ending=ending(body), variables=body.chat_template_kwargs or {},
+        tools=tools, tool_choice=choice, field="messages", id_prefix="chatcmpl-", format=make, **fields,
     )  # fmt: skip
 
 
@@ -51,9 +52,10 @@ def completions(body: CompletionRequest, host: Host) -> Query:
     if len(prompts) * n > MAX_ROWS:
         rows = len(prompts) * n
         raise BadInput("n", f"{len(prompts)} prompts x n = {rows} generations; at most {MAX_ROWS} per request")
-    make = partial(CompletionFormat, model.reader.text, body.alternatives(), body.wants_usage)
+    make = partial(CompletionFormat, model.reader.text, body.alternatives(), body.wants_usage, body.prompt_logprobs)
     return Query(
-        prompts=prompts, echo=bool(body.echo), field="prompt", id_prefix="cmpl-", format=make, **fields
+        prompts=prompts, echo=bool(body.echo), to_context=body.max_tokens is None, field="prompt", id_prefix="cmpl-",
+        format=make, **fields,
     )  # fmt: skip
 
 
@@ -62,12 +64,14 @@ def _common(body: Sampling, host: Host) -> tuple[ModelHost, dict[str, Any]]:
     body.check()
     model, adapter = host.find(body.model)
     params = sampling_params(body, model.reader.text.vocab_size, model.reader.default_params)
+    if body.bad_words:
+        params = msgspec.structs.replace(params, bad_token_ids=bad_token_ids(body.bad_words, model.reader.text.encode))
     priority = body.priority or 0
     if priority and not (model.ready and model.ready.priorities):
         raise BadInput("priority", f"{priority} needs a server with --policy priority; accepted here: 0")
     return model, {
         "model": model.name, "adapter": adapter, "params": params, "max_tokens": body.limit(), "stream": body.streams,
-        "priority": priority,
+        "priority": priority, "truncate": body.truncate_prompt_tokens,
     }  # fmt: skip
 
 
@@ -76,7 +80,7 @@ def tokenize(body: TokenizeRequest, host: Host) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise BadInput("prompt", "give either prompt or messages")
     if body.messages is not None:
-        tokens = reader.chat(conversation(body.messages), ending(body))
+        tokens = reader.chat(conversation(body.messages), ending(body), variables=body.chat_template_kwargs or {})
     else:
         tokens = reader.text_tokens(body.prompt or "", body.add_special_tokens is not False)
     return {"count": len(tokens), "max_model_len": reader.max_model_len, "tokens": tokens}
@@ -102,7 +106,8 @@ def model(parameters: dict[str, str], host: Host) -> dict[str, Any]:
     }  # fmt: skip
     if found.ready is not None:
         context = found.ready.max_model_len
-        meta = {"n_ctx_train": context, "n_ctx": context, "n_vocab": found.ready.vocab_size}
+        trained = found.ready.shape.context if found.ready.shape else context
+        meta = {"n_ctx_train": trained, "n_ctx": context, "n_vocab": found.ready.vocab_size}
         about |= {"root": found.ready.model, "parent": None, "max_model_len": context, "meta": meta}
         about["shape"] = msgspec.to_builtins(found.ready.shape)  # what `headway bench --hardware` predicts with
     if adapter:
