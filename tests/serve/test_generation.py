@@ -68,10 +68,11 @@ class Http:
 
 def answer(stream: bool) -> Answer:
     query = Query(
-        messages=[Message("user", "a")], params=SamplingParams(), stream=stream, field="messages", id_prefix="",
-        format=partial(ChatFormat, ByteTokenizer(), None, False),
+        messages=[Message("user", "a")], params=SamplingParams(), stream=stream, field="messages", model="m",
+        id_prefix="",
+        format=partial(ChatFormat, ByteTokenizer(), None, False, None),
     )  # fmt: skip
-    return PromptReader(ByteTokenizer(), 100, SamplingParams()).answer(query, "m", "", 0)
+    return PromptReader(ByteTokenizer(), 100, SamplingParams()).answer(query, "", 0)
 
 
 def play(

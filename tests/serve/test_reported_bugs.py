@@ -272,10 +272,9 @@ def test_vllm_17038_malformed_bodies(server: Server, path: str, body: Any, param
         {"messages": [{"role": 5}] * 3000},
         {"messages": [{"content": [{"kind": "x" * 100}] * 10}] * 500},
         {"messages": [{"role": "x" * 100_000, "content": "a"}]},
-        {"x" * 100_000: 1, "messages": [{"role": "user", "content": "a"}]},
         {"messages": [{"role": "user", "content": [{"type": "y" * 100_000}]}]},
     ],
-    ids=["roles", "parts", "role", "field", "type"],
+    ids=["roles", "parts", "role", "type"],
 )
 def test_vllm_49239_an_error_never_echoes_the_request(server: Server, body: Any) -> None:
     refused(server.post(CHAT, body))
@@ -388,7 +387,7 @@ def test_rapid_mlx_461_legacy_completions(server: Server) -> None:
     assert whole(server, TEXT, ask(TEXT, "say:x", logprobs=3))[0][1]["tokens"][0] == "x"
     assert len({chunk["id"] for chunk in events(server.post(TEXT, ask(TEXT, "say:abc", stream=True)))}) == 1
     refused(server.post(TEXT, ask(TEXT, "a", n=0)), "n")
-    for field, value in (("suffix", "b"), ("best_of", 3), ("made_up", 1), ("response_format", {"type": "json_object"})):
+    for field, value in (("suffix", "b"), ("best_of", 3), ("response_format", {"type": "json_object"})):
         refused(server.post(TEXT, ask(TEXT, "a", **{field: value})), field)
 
 

@@ -24,6 +24,7 @@ from headway.serve.dialects.openai.routes import chat, completions
 from headway.serve.encode import json_bytes
 from headway.serve.errors import from_headway
 from headway.serve.model_text import ModelText
+from headway.serve.store import Conversations
 from headway.serve.text import PromptReader
 
 ANY_VOCABULARY = 1 << 31  # ids are checked once the model is there
@@ -71,6 +72,7 @@ class Answers:
     def __init__(self, llm: LLM) -> None:
         engine = llm.engine
         self.name = engine.info.name
+        self.conversations = Conversations()
         self.models = [self]
         self.reader = PromptReader(ModelText(engine.info), engine.max_model_len, engine.default_params)
 

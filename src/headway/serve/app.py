@@ -38,6 +38,7 @@ from headway.serve.metrics import CONTENT_TYPE, HttpDone, ServerMetrics, render
 from headway.serve.openapi import document
 from headway.serve.quotas import Quota, Quotas
 from headway.serve.receipts import RECEIPT_HEADER, itemised
+from headway.serve.store import Conversations
 from headway.serve.text_pool import TextPool
 
 PROBES = ("/health", "/ready")  # need no key
@@ -86,6 +87,7 @@ class Api:
         self._document = document()
         self.created = created
         self.lora_folder = lora_folder
+        self.conversations = Conversations()
 
     def routes(self) -> list[Route]:
         return [

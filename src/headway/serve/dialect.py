@@ -17,6 +17,7 @@ import msgspec
 from headway.engine.ipc import Ready
 from headway.engine.messages import LoadAdapter, UnloadAdapter
 from headway.serve.errors import ApiError
+from headway.serve.store import Conversations
 from headway.serve.text import PromptReader
 
 
@@ -51,10 +52,12 @@ class Host(Protocol):
     Attributes:
         created: when the server started, Unix seconds.
         lora_folder: where LoRA adapters may be loaded from on request; None = nowhere.
+        conversations: those that a request may go on from.
     """
 
     created: int
     lora_folder: Path | None
+    conversations: Conversations
 
     @property
     def models(self) -> Sequence[ModelHost]: ...

@@ -6,8 +6,9 @@ from headway.serve.dialect import Dialect
 from headway.serve.dialects.anthropic import ANTHROPIC
 from headway.serve.dialects.ollama import OLLAMA
 from headway.serve.dialects.openai import OPENAI
+from headway.serve.dialects.responses import RESPONSES
 
-DIALECTS = (OPENAI, ANTHROPIC, OLLAMA)
+DIALECTS = (OPENAI, RESPONSES, ANTHROPIC, OLLAMA)
 
 
 def dialect_of(path: str) -> Dialect:

@@ -1,0 +1,9 @@
+"""OpenAI's Responses API."""
+
+from __future__ import annotations
+
+from headway.serve.dialect import Dialect
+from headway.serve.dialects.openai.format import error_body
+from headway.serve.dialects.responses.routes import ENDPOINTS
+
+RESPONSES = Dialect("/v1/responses", ENDPOINTS, error_body)
