@@ -18,6 +18,7 @@ from headway.serve.dialects.openai.format import ChatFormat
 from headway.serve.errors import ApiError
 from headway.serve.generate import Generation
 from headway.serve.link import Inbox
+from headway.serve.quotas import Quota, Quotas
 from headway.serve.text import PromptReader
 from headway.serve.text_pool import TextPool
 from tests.serve.scripted import ByteTokenizer
@@ -66,6 +67,9 @@ class Http:
         return b"".join(message.get("body", b"") for message in self.messages)
 
 
+LEASE = Quotas(Quota()).admit("", 1)
+
+
 def answer(stream: bool) -> Answer:
     query = Query(
         messages=[Message("user", "a")], params=SamplingParams(), stream=stream, field="messages", model="m",
@@ -80,7 +84,8 @@ def play(
 ) -> tuple[Link, Http]:
     async def run() -> tuple[Link, Http]:
         link, client, work = Link(), Http(), answer(stream)
-        task = asyncio.create_task(Generation(link, TextPool(), work)({}, client.receive, client.send))  # type: ignore[arg-type]
+        generation = Generation(link, TextPool(), work, LEASE)  # type: ignore[arg-type]
+        task = asyncio.create_task(generation({}, client.receive, client.send))
         async with asyncio.timeout(5):
             await asyncio.sleep(0.01)
             await scene(link, client, work, task)
@@ -123,7 +128,7 @@ def test_who_left_before_the_engine_was_asked_costs_it_nothing(stream: bool) -> 
         link, client = Link(), Http()
         client.gone.set()
         with pytest.raises(ClientDisconnect):
-            await Generation(link, TextPool(), answer(stream))({}, client.receive, client.send)  # type: ignore[arg-type]
+            await Generation(link, TextPool(), answer(stream), LEASE)({}, client.receive, client.send)  # type: ignore[arg-type]
         return link
 
     assert asyncio.run(run()).opened == []
