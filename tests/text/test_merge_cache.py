@@ -24,7 +24,9 @@ def tokenizer(folder: Path | None, tokens: list[str] = TOKENS, equal: bool = Fal
         "model": "llama", "tokens": tokens, "token_type": [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)],
         "scores": [-1.0 if equal else -float(id) for id in range(len(tokens))],
     }  # fmt: skip
-    return Tokenizer(gguf_source({f"tokenizer.ggml.{key}": value for key, value in header.items()}), cache=folder)
+    made = Tokenizer(gguf_source({f"tokenizer.ggml.{key}": value for key, value in header.items()}), cache=folder)
+    made.load()
+    return made
 
 
 def ids(made: Tokenizer) -> list[list[int]]:

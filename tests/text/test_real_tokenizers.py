@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 
 from headway.model.gguf import read_gguf_header
+from headway.model.load import describe
 from headway.text.gguf_pieces import merge_pairs
 from headway.text.source import TokenizerSource
 from headway.text.tokenizer import Tokenizer
@@ -138,3 +139,18 @@ def test_folder_and_header_of_a_family(name: str) -> None:
     from_header = build()
     assert_same(from_header, original)
     assert original.token_to_id(end) in from_header.eos_ids  # of Gemma's header, which names <eos> alone, too
+
+
+def test_what_a_gguf_header_tells_of_added_tokens_is_what_the_library_makes_of_it() -> None:
+    """Decoding needs no tokenizer of the library: it is built with the first text."""
+    source = describe(gemma()).tokenizer
+    lazy, built = Tokenizer(source), Tokenizer(source)
+    ends = [lazy.vocab_size - 1, *range(0, lazy.vocab_size, 997)]
+    decoded = [(lazy.token_bytes(id), lazy.token_bytes(id, skip_special=False)) for id in ends]
+    assert lazy._built is None, "nothing has asked for ids"
+    built.load()
+    library = built._tokenizer.get_added_tokens_decoder()
+    assert built.special_ids == {token.content: id for id, token in library.items() if token.special}
+    assert decoded == [(built.token_bytes(id), built.token_bytes(id, skip_special=False)) for id in ends]
+    assert all(built._text(id) == built._tokenizer.id_to_token(id) for id in ends)
+    assert built.longest() == max(len(built.token_bytes(id, skip_special=False)) for id in range(built.vocab_size))

@@ -161,7 +161,7 @@ def test_a_token_without_embedding_is_refused(byte_level: tokenizers.Tokenizer, 
 def test_a_faulty_header_is_one_sentence(changes: dict, sentence: str, byte_level: tokenizers.Tokenizer) -> None:
     metadata = gguf_metadata(byte_level, "smollm") | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
     with pytest.raises(ModelFileError) as caught:
-        Tokenizer(gguf_source(metadata))
+        Tokenizer(gguf_source(metadata)).load()
     assert str(caught.value).startswith("model.gguf: ")
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -243,6 +244,7 @@ def build_engine(
     progress: Progress | None = None,
     subscribers: Sequence[Fold] = (),
     make_writer: Callable[[Path, Header], EventWriter] = EventWriter,
+    encodes: bool = True,
 ) -> Engine:
     """Load the model and get everything ready to serve.
 
@@ -251,6 +253,7 @@ def build_engine(
         progress: called while the model is fetched.
         subscribers: folds that receive every event of the engine.
         make_writer: opens the event log, if one is kept.
+        encodes: whether it will be given texts; False = only ids, and the tokenizer only has to decode.
 
     Raises:
         HeadwayError: an option cannot be honoured, or the model's files are at fault.
@@ -265,7 +268,11 @@ def build_engine(
     opened = open_model(source, progress, options.chat_template)
     tokenizer = Tokenizer(opened.info.tokenizer, cache=merges_folder())
     room = AdapterLimits(options.lora_room, options.max_lora_rank) if options.lora_room else None
-    model = opened.prepare(backend, free, tokenizer.vocab_size, room)
+    with ThreadPoolExecutor(1) as aside:
+        building = aside.submit(tokenizer.load) if encodes else None
+        model = opened.prepare(backend, free, tokenizer.vocab_size, room)
+        if building is not None:
+            building.result()
     adapters = None if model.adaptable is None else AdapterTable(model.adaptable)
     limits, memory = _limits(options, model, backend, free)
     profile = saved_profile()

@@ -33,7 +33,7 @@ class ModelText:
         self._template = None if source is None else ChatTemplate(source, self._tokenizer.template_tokens())
         self.vocab_size = self._tokenizer.vocab_size
         self.knows_developer = source is not None and "developer" in source
-        self.longest_token = max(len(self.token_bytes(id)) for id in range(self.vocab_size))
+        self.longest_token = self._tokenizer.longest()
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special=add_special)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import Decoder
 
 from headway.core.errors import shown
 from headway.text import gguf_pieces, gguf_words
@@ -28,17 +30,35 @@ def build(header: Header, cache: Path | None) -> Tokenizer:
     Raises:
         ModelFileError: a key is missing, of the wrong type or length, or names something unknown.
     """
+    tokenizer = _kind(header).build(header, cache)
+    tokens = added(header).values()
+    tokenizer.add_special_tokens([token for token in tokens if token.special])
+    tokenizer.add_tokens([token for token in tokens if not token.special])
+    return tokenizer
+
+
+def decoder(header: Header) -> Decoder:
+    """How the tokens of its vocabulary become text."""
+    return _kind(header).decoder(header)
+
+
+def added(header: Header) -> dict[int, AddedToken]:
+    """Control tokens, and words that are never split, by id."""
+    return _kind(header).added(header)
+
+
+def adds_bos(header: Header) -> bool:
+    """Whether a plain text starts with bos, where the file does not say: as the original tokenizers of its kind do."""
+    return _kind(header).adds_bos(header)
+
+
+def _kind(header: Header) -> Any:
     model = header.get("model", str)
     if model not in _KINDS:
         raise header.fault(
             f"tokenizer.ggml.model is {shown(model)}; supported are 'gpt2' (byte-level BPE) and 'llama' (SentencePiece)"
         )
-    return _KINDS[model].build(header, cache)
-
-
-def adds_bos(header: Header) -> bool:
-    """Whether a plain text starts with bos, where the file does not say: as the original tokenizers of its kind do."""
-    return _KINDS[header.get("model", str)].adds_bos(header)
+    return _KINDS[model]
 
 
 def unused_ids(header: Header) -> frozenset[int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken
 
 from headway.core.errors import ModelFileError, shown
 from headway.text.source import TokenizerSource
@@ -47,10 +47,12 @@ class Header:
         """The tokens of some types, none of them normal."""
         return [token for _, token, kind in self.marked if kind in kinds]
 
-    def add_to(self, tokenizer: Tokenizer, special: Iterable[str], known: Iterable[str]) -> None:
-        """Have a tokenizer find control tokens, and words that are never split, in a text before anything else."""
-        tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-        tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in known])
+    def added(self, written: Callable[[int], str], special: tuple[int, ...]) -> dict[int, AddedToken]:
+        """What is found in a text before anything else, by id: control tokens, of the types `special`, and words that
+        are never split. written: how the vocabulary has a token."""
+        found = [(id, kind in special) for id, _, kind in self.marked if kind in (*special, USER_DEFINED)]
+        tokens = {id: AddedToken(written(id), special=control, normalized=False) for id, control in found}
+        return {id: token for id, token in tokens.items() if token.content}
 
     def strings(self, key: str) -> list[str]:
         values = self.get(key, list)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from headway.text.gguf_header import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Header
 from headway.text.merge_cache import kept
@@ -40,14 +40,26 @@ def build(header: Header, cache: Path | None) -> Tokenizer:
     if unknown is None and not bytes_known:
         raise header.fault("tokenizer.ggml.tokens has neither a token for each byte nor one for what is unknown")
     tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=bytes_known))
-    prefix = header.optional("add_space_prefix", bool, True)
     spaces = normalizers.Replace(" ", _SPACE)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if prefix else spaces
-    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
-    known = [pieces[id] for id, _, kind in header.marked if kind == USER_DEFINED]
-    header.add_to(tokenizer, header.of_type(CONTROL, UNKNOWN), known)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if _prefix(header) else spaces
+    tokenizer.decoder = decoder(header)
     return tokenizer
+
+
+def decoder(header: Header) -> decoders.Decoder:
+    """As of `headway.text.gguf.decoder`."""
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if _prefix(header) else steps)
+
+
+def _prefix(header: Header) -> bool:
+    return header.optional("add_space_prefix", bool, True)
+
+
+def added(header: Header) -> dict[int, AddedToken]:
+    """As of `headway.text.gguf.added`."""
+    pieces = _pieces(header)
+    return header.added(lambda id: pieces[id], special=(CONTROL, UNKNOWN))
 
 
 def adds_bos(header: Header) -> bool:

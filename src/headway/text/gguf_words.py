@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from headway.core.errors import shown
-from headway.text.gguf_header import CONTROL, USER_DEFINED, Header
+from headway.text.gguf_header import CONTROL, Header
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -109,11 +109,20 @@ def build(header: Header, cache: Path | None) -> Tokenizer:
     except Exception as error:  # the library raises plain Exception for a merge that does not join two tokens
         raise header.fault(f"tokenizer.ggml.merges does not fit the tokens: {str(error)[:200]}") from None
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(rule.steps())
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoder(header)
     if rule.nfc:
         tokenizer.normalizer = normalizers.NFC()
-    header.add_to(tokenizer, header.of_type(CONTROL), header.of_type(USER_DEFINED))
     return tokenizer
+
+
+def decoder(header: Header) -> decoders.Decoder:
+    """As of `headway.text.gguf.decoder`."""
+    return decoders.ByteLevel()
+
+
+def added(header: Header) -> dict[int, AddedToken]:
+    """As of `headway.text.gguf.added`."""
+    return header.added(header.tokens.__getitem__, special=(CONTROL,))
 
 
 def adds_bos(header: Header) -> bool:

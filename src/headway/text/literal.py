@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from itertools import groupby
 
 import tokenizers
 from tokenizers import AddedToken
@@ -63,7 +64,7 @@ class LiteralTokenizer:
 
     def __init__(self, original: tokenizers.Tokenizer, aside: Executor | None = None) -> None:
         self._aside = aside
-        self.tokenizer = tokenizers.Tokenizer.from_str(original.to_str())
+        self.tokenizer = _twin(original)
         self.tokenizer.encode_special_tokens = True
         added = original.get_added_tokens_decoder()
         control = {id: token for id, token in added.items() if token.special}
@@ -90,6 +91,18 @@ class LiteralTokenizer:
         for character, words in plain.items():
             text = text.replace(character, words)
         return [self._real.get(id, id) for id in encoded(self.tokenizer, text, self._aside)]
+
+
+def _twin(original: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A tokenizer that does the same, of the same vocabulary and merges: to copy those takes seconds."""
+    twin = tokenizers.Tokenizer(original.model)
+    twin.normalizer, twin.pre_tokenizer = original.normalizer, original.pre_tokenizer
+    added = original.get_added_tokens_decoder()
+    for special, tokens in groupby((added[id] for id in sorted(added)), lambda token: token.special):
+        (twin.add_special_tokens if special else twin.add_tokens)(list(tokens))  # which gives them ids anew, in order
+    if twin.get_added_tokens_decoder() == added:
+        return twin
+    return tokenizers.Tokenizer.from_str(original.to_str())  # it has gaps among its ids
 
 
 def _guard() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
@@ -32,7 +33,8 @@ class Tokenizer:
     """
 
     def __init__(self, source: TokenizerSource, aside: Executor | None = None, cache: Path | None = None) -> None:
-        """Read tokenizer.json, or build from a GGUF header.
+        """Read tokenizer.json, or a GGUF header. What encoding needs is built of a header by `load`, or with the first
+        text: whoever only decodes never waits for it.
 
         Args:
             aside: threads that do the long part of encoding, which needs no Python; None = the caller's.
@@ -43,15 +45,22 @@ class Tokenizer:
         """
         self.source = source
         self._aside = aside
+        self._cache = cache
         self._header = Header(source) if source.kind == "gguf" else None
-        self._tokenizer, decoder = _read(source) if self._header is None else _built(self._header, cache)
+        self._building = threading.Lock()
+        self._built: tokenizers.Tokenizer | None = None
+        if self._header is None:
+            self._built, decoder = _read(source)
+            added = self._built.get_added_tokens_decoder()
+        else:
+            decoder = msgspec.json.decode(gguf.decoder(self._header).__getstate__())
+            added = gguf.added(self._header)
         self.prefix = self._hf_prefix() if self._header is None else self._gguf_prefix(self._header)
         unused = frozenset() if self._header is None else gguf.unused_ids(self._header)
         self.vocab_size = self._named(source.vocab_size, unused)
         if not self.vocab_size:
             raise ModelFileError(f"{source.path}: the tokenizer names none of the model's {source.vocab_size} tokens")
         self._decoder = token_decoder(decoder, str(source.path))
-        added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = {token.content: number for number, token in added.items() if token.special}
         self._specials = frozenset(self.special_ids.values())
         self.eos_ids = self._end_ids()
@@ -60,11 +69,35 @@ class Tokenizer:
         self._bytes = {number: self._decoder.added(token.content) for number, token in added.items()}
         self._bytes |= dict.fromkeys(unused, b"")
 
+    def load(self) -> None:
+        """Build now what encoding needs.
+
+        Raises:
+            ModelFileError: the file's merges are damaged.
+        """
+        _ = self._tokenizer
+
+    @property
+    def _tokenizer(self) -> tokenizers.Tokenizer:
+        with self._building:
+            if self._built is None:
+                assert self._header is not None
+                self._built = gguf.build(self._header, self._cache)
+        return self._built
+
+    def _text(self, id: int) -> str | None:
+        """How the vocabulary writes a token; None = it has no such."""
+        if self._header is None:
+            return self._tokenizer.id_to_token(id)
+        return self._header.tokens[id] if id < len(self._header.tokens) else None
+
     def _named(self, rows: int, unused: Collection[int]) -> int:
         """Ids below `rows`, which is a claim, up to the last that stands for a token."""
-        if rows > self._tokenizer.get_vocab_size():
+        if self._header is not None:
+            rows = min(rows, len(self._header.tokens))
+        elif rows > self._tokenizer.get_vocab_size():
             rows = min(rows, 1 + max(self._tokenizer.get_vocab().values(), default=-1))
-        while rows and (rows - 1 in unused or self._tokenizer.id_to_token(rows - 1) is None):
+        while rows and (rows - 1 in unused or self._text(rows - 1) is None):
             rows -= 1
         return rows
 
@@ -134,7 +167,7 @@ class Tokenizer:
 
     def _embedded(self, ids: list[int]) -> list[int]:
         if ids and max(ids) >= self.vocab_size:
-            raise BadInput("prompt", f"the model has no embedding for {shown(self._tokenizer.id_to_token(max(ids)))}")
+            raise BadInput("prompt", f"the model has no embedding for {shown(self._text(max(ids)))}")
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, at_start: bool = True) -> str:
@@ -154,10 +187,22 @@ class Tokenizer:
             return b""
         known = self._bytes.get(token)
         if known is None:
-            text = self._tokenizer.id_to_token(token) if 0 <= token < self.vocab_size else None
+            text = self._text(token) if 0 <= token < self.vocab_size else None
             known = b"" if text is None else self._decoder.to_bytes(text)
             self._bytes[token] = known
         return known
+
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        if self._header is None:
+            tokens = [(id, text) for text, id in self._tokenizer.get_vocab().items() if id < self.vocab_size]
+        else:
+            tokens = list(enumerate(self._header.tokens[: self.vocab_size]))
+        longest = 0
+        for id, text in tokens:
+            if len(text.encode()) > longest:  # no way of writing bytes is shorter than they are
+                longest = max(longest, len(self.token_bytes(id, skip_special=False)))
+        return longest
 
     def template_tokens(self) -> dict[str, str]:
         """What a chat template may write by name: bos_token, eos_token, pad_token, unk_token, where there are any."""
@@ -167,7 +212,7 @@ class Tokenizer:
 
     def _gguf_token(self, name: str, kind: str) -> str | None:
         id = None if self._header is None else self._header.token_id(kind)
-        return None if id is None else self._tokenizer.id_to_token(id)
+        return None if id is None else self._text(id)
 
     def _hf_token(self, name: str, kind: str) -> str | None:
         """In tokenizer_config.json a token is its text, or an object with it."""
@@ -192,12 +237,6 @@ class _Described(msgspec.Struct):
     """The part of a tokenizer.json that is looked at here."""
 
     decoder: dict[str, Any] | None = None
-
-
-def _built(header: Header, cache: Path | None) -> tuple[tokenizers.Tokenizer, dict[str, Any] | None]:
-    """The tokenizer of a GGUF header, and its decoder described as in a tokenizer.json."""
-    tokenizer = gguf.build(header, cache)
-    return tokenizer, msgspec.json.decode(tokenizer.decoder.__getstate__())
 
 
 def _read(source: TokenizerSource) -> tuple[tokenizers.Tokenizer, dict[str, Any] | None]:
