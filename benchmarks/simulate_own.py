@@ -136,8 +136,8 @@ def rows_of(count: int, prompt: int, output: int, rate: float | None = None, see
             rows.append(TraceRow(0.0, prompt, output))
             continue
         at += noise.expovariate(rate)
-        lengths = (max(2, round(noise.lognormvariate(np.log(mean) - 0.11, 0.47))) for mean in (prompt, output))
-        rows.append(TraceRow(at, *lengths))
+        ask, answer = (max(2, round(noise.lognormvariate(np.log(mean) - 0.11, 0.47))) for mean in (prompt, output))
+        rows.append(TraceRow(at, ask, answer))
     return rows
 
 
@@ -177,7 +177,8 @@ def loads(args: argparse.Namespace, state: dict[str, Any], part: str) -> None:
         if part == "cells":
             count = int(max(2 * key, 8 if args.quick else 40))
             rows, load = rows_of(count + int(key), *CELL), Load("closed")
-            concurrency, source = int(key), Closed(rows, int(key))
+            concurrency: int | None = int(key)
+            source: Source = Closed(rows, int(key))
         else:
             rate = key * max(cell["requests_per_second"] for cell in state["cells"].values())
             rows = rows_of(20 if args.quick else int(max(60, 100 * rate)), *CELL, rate=rate, seed=round(100 * key))
@@ -222,7 +223,7 @@ def _row(name: str, one: dict[str, Any]) -> str:
     first, said = one["measured"][0], one["simulated"]
 
     def error(figure: str, key: str, of: dict[str, Any] = said) -> str:
-        return f"{of[figure][key] / first[figure][key] - 1:+.0%}"
+        return "-" if of[figure][key] is None else f"{of[figure][key] / first[figure][key] - 1:+.0%}"
 
     ttft, tpot = (f"{first[figure]['p50']:.1f} | {error(figure, 'p50')}" for figure in FIGURES)
     high = ", ".join(error(figure, "p99") for figure in FIGURES)
