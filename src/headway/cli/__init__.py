@@ -20,6 +20,7 @@ VERBS = {
     "simulate": "Play traffic through the scheduler that serves, in virtual time.",
     "probe": "Measure this machine: bandwidth and arithmetic rates.",
     "receipts": "Say who used the machine, from the event log of a server.",
+    "cache": "Explain why a request did not reuse what was computed for another.",
     "calibrate": "Fit this machine's step times to what a server did.",
     "bench": "Measure a live endpoint.",
 }

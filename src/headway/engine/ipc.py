@@ -1,8 +1,8 @@
 """The border between the API process and the engine process: msgpack messages over two `ipc://` sockets.
 
-    API process                                   engine process
-    commands  PUSH --- Submit, Cancel, LoadAdapter, UnloadAdapter, Stop ---> PULL   (between steps)
-    reports   PULL <-- Ready, Failed, Turn, Adapters ----------------------- PUSH   (after a step)
+    API process                                             engine process
+    commands  PUSH --- Submit, Cancel, LoadAdapter, UnloadAdapter, Explain, Stop ---> PULL   (between steps)
+    reports   PULL <-- Ready, Failed, Turn, Adapters, Explained --------------------- PUSH   (after a step)
 
 The sockets lie in a fresh folder only this user may enter. Every message is a tagged msgspec struct: nothing that
 arrives can name code to run, and a message above `MAX_MESSAGE` bytes is never read.
@@ -17,10 +17,11 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from headway.cache.explain import Explanation
 from headway.core.errors import BadInput, EngineDead
 from headway.core.events import AnyEvent
 from headway.core.request import SamplingParams
-from headway.engine.messages import Cancel, Delta, LoadAdapter, Refusal, Submit, UnloadAdapter
+from headway.engine.messages import Cancel, Delta, Explain, LoadAdapter, Refusal, Submit, UnloadAdapter
 from headway.shape.model import ModelShape
 
 MAX_MESSAGE = 64 << 20  # bytes: a million-token prompt is 5 MiB
@@ -118,8 +119,16 @@ class Adapters(msgspec.Struct, frozen=True, tag=True):
     problem: str = ""
 
 
-Command = Submit | Cancel | LoadAdapter | UnloadAdapter | Stop
-Report = Ready | Failed | Turn | Adapters
+class Explained(msgspec.Struct, frozen=True, tag=True):
+    """The answer to an `Explain`. `problem`: why there is no explanation; "" = there is one."""
+
+    id: str
+    explanation: Explanation | None
+    problem: str = ""
+
+
+Command = Submit | Cancel | LoadAdapter | UnloadAdapter | Explain | Stop
+Report = Ready | Failed | Turn | Adapters | Explained
 
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)

@@ -18,12 +18,13 @@ from typing import Any
 
 import msgspec
 
+from headway.cache.explain import Explanation, explain
 from headway.core.clock import MAX_SECONDS, Clock, to_ps, to_seconds
 from headway.core.errors import BadInput, EngineDead, HeadwayError, Rejected
 from headway.core.receipts import Receipts
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import StepPlan, StepResult
-from headway.engine.messages import Cancel, Delta, Refusal, Submit
+from headway.engine.messages import Cancel, Delta, Explain, Refusal, Submit
 from headway.engine.regimes import RegimeWatch
 from headway.executor.adapters import AdapterTable
 from headway.executor.grammars import Grammars
@@ -176,6 +177,15 @@ class EngineLoop:
             BadInput: there is none of that name.
         """
         self._adapters.unload(name, self.scheduler.adapters_in_use())
+
+    def explain(self, message: Explain) -> Explanation:
+        """What the prefix cache has of a prompt now. Changes nothing.
+
+        Raises:
+            BadInput: there is no such adapter.
+        """
+        adapter = self._adapters.identity(message.adapter) if message.adapter else ""
+        return explain(self.scheduler.cache, message.tokens, message.tenant, adapter)
 
     def turn(self) -> list[Delta]:
         """Plan as many steps as the executor takes, and take the result of the oldest -> what every choice gained.

@@ -51,7 +51,16 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
-Command = Submit | Cancel | LoadAdapter | UnloadAdapter
+class Explain(msgspec.Struct, frozen=True, tag=True):
+    """Say what the prefix cache has of a prompt now."""
+
+    id: str
+    tokens: tuple[int, ...]
+    tenant: str = ""
+    adapter: str = ""
+
+
+Command = Submit | Cancel | LoadAdapter | UnloadAdapter | Explain
 
 
 class Delta(msgspec.Struct, frozen=True, tag=True):

@@ -25,13 +25,14 @@ from typing import Any, Protocol
 
 import msgspec
 
+from headway.cache.explain import Explanation
 from headway.cache.kv import KVCache
 from headway.core.errors import HeadwayError
 from headway.core.events import AnyEvent, Finished, Header, Queued
 from headway.core.request import SamplingParams
 from headway.engine.event_file import ServerEventWriter
-from headway.engine.ipc import Adapters, Channel, Command, Failed, Ready, Status, Stop, Turn
-from headway.engine.messages import Cancel, Delta, LoadAdapter, Refusal, Submit, UnloadAdapter
+from headway.engine.ipc import Adapters, Channel, Command, Explained, Failed, Ready, Status, Stop, Turn
+from headway.engine.messages import Cancel, Delta, Explain, LoadAdapter, Refusal, Submit, UnloadAdapter
 from headway.engine.options import EngineOptions
 from headway.scheduling.policies.priority import PRIORITY
 
@@ -59,6 +60,8 @@ class Driven(Protocol):
     def unload_adapter(self, name: str) -> None: ...
 
     def adapter_paths(self) -> dict[str, str]: ...
+
+    def explain(self, message: Explain) -> Explanation: ...
 
 
 class EventTray:
@@ -182,6 +185,11 @@ class Host:
             except HeadwayError as error:
                 problem = str(error)
             self._channel.send(Adapters(command.id, self._loop.adapter_paths(), problem))
+        elif isinstance(command, Explain):
+            try:
+                self._channel.send(Explained(command.id, self._loop.explain(command)))
+            except HeadwayError as error:
+                self._channel.send(Explained(command.id, None, str(error)))
 
 
 def serve(folder: Path, start: Callable[[bytes], Loaded]) -> int:

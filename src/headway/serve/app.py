@@ -21,12 +21,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import headway
 from headway.core.errors import BadInput, HeadwayError, shown
+from headway.engine.ipc import Explained
 from headway.engine.machine import wall_clock
+from headway.engine.messages import Explain
 from headway.serve.answer import DEADLINE_HEADER, Answer, Query
 from headway.serve.auth import Keys, check_host, header
 from headway.serve.cors import Cors
 from headway.serve.decode import decoded, ignored_header
-from headway.serve.dialect import AdapterChange, Endpoint
+from headway.serve.dialect import AdapterChange, CacheQuestion, Endpoint
 from headway.serve.dialects import DIALECTS, dialect_of
 from headway.serve.encode import json_bytes
 from headway.serve.errors import ApiError, from_headway
@@ -122,13 +124,13 @@ class Api:
         deadline = _deadline(request.headers.get(DEADLINE_HEADER))
         headers: list[tuple[bytes, bytes]] = []
 
-        def work() -> Answer | AdapterChange | bytes:
+        def work() -> Answer | AdapterChange | CacheQuestion | bytes:
             body, left_out = decoded(raw, decoder, self._strict)
             headers.extend(ignored_header(left_out))
             value = endpoint.answer(body, self)
             if isinstance(value, Query):
                 return self._named(value.model).reader.answer(value, tenant, arrival, deadline)
-            return value if isinstance(value, AdapterChange) else json_bytes(value)
+            return value if isinstance(value, AdapterChange | CacheQuestion) else json_bytes(value)
 
         async with self._budget.read(request) as raw:
             arrival = wall_clock().now()  # waiting for a thread and tokenising are part of a request's wait
@@ -136,8 +138,13 @@ class Api:
         if isinstance(value, Answer) and request.headers.get(RECEIPT_HEADER) == "1":
             value.itemise = partial(itemised, price=self._price)
         if isinstance(value, AdapterChange):
-            await self._named(value.model).link.change_adapters(value.command)
+            await self._named(value.model).link.ask(value.command)
             return _json(value.answer())
+        if isinstance(value, CacheQuestion):
+            question = Explain(secrets.token_hex(8), value.tokens, tenant, value.adapter)
+            found = await self._named(value.model).link.ask(question)
+            assert isinstance(found, Explained) and found.explanation is not None
+            return _json(value.answer(found.explanation))
         if isinstance(value, bytes):
             return Response(value, headers=_texts(headers), media_type="application/json")
         model = self._named(value.query.model)

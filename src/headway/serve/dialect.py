@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from headway.cache.explain import Explanation
 from headway.engine.ipc import Ready
 from headway.engine.messages import LoadAdapter, UnloadAdapter
 from headway.serve.errors import ApiError
@@ -88,14 +89,29 @@ class AdapterChange:
 
 
 @dataclass(frozen=True)
+class CacheQuestion:
+    """What an endpoint asks of the engine's prefix cache instead of an answer.
+
+    Attributes:
+        model, adapter, tokens: which prompt of whom.
+        answer: what to answer, as JSON.
+    """
+
+    model: str
+    adapter: str
+    tokens: tuple[int, ...]
+    answer: Callable[[Explanation], Any]
+
+
+@dataclass(frozen=True)
 class Endpoint:
     """A route.
 
     Attributes:
         path: as Starlette writes it.
         summary: one sentence for the OpenAPI document.
-        answer: (decoded body, or the path's parameters; host) -> a `Query` to run, an `AdapterChange` to make, or else
-            what to answer, as JSON. A body is looked at in a thread.
+        answer: (decoded body, or the path's parameters; host) -> a `Query` to run, an `AdapterChange` to make, a
+            `CacheQuestion` to ask, or else what to answer, as JSON. A body is looked at in a thread.
         body: what the JSON of a POST is decoded into; None = the route is a GET.
         stream_type: media type of a streamed answer; "" = it never streams.
     """

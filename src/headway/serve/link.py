@@ -12,8 +12,8 @@ import msgspec
 from headway.core.errors import BadInput, EngineDead, HeadwayError
 from headway.core.events import Admitted, AnyEvent
 from headway.core.receipts import Receipt
-from headway.engine.ipc import Adapters, Channel, Failed, Ready, Status, Stop, Turn, make_folder
-from headway.engine.messages import Cancel, Delta, LoadAdapter, Refusal, Submit, UnloadAdapter
+from headway.engine.ipc import Adapters, Channel, Explained, Failed, Ready, Status, Stop, Turn, make_folder
+from headway.engine.messages import Cancel, Delta, Explain, LoadAdapter, Refusal, Submit, UnloadAdapter
 from headway.serve.admission import Backlog
 
 STOP_SECONDS = 5.0  # the engine gets this long to exit by itself
@@ -103,7 +103,7 @@ class EngineLink:
         self._on_event = on_event
         self._inboxes: dict[str, Inbox] = {}  # by request
         self._open: set[Inbox] = set()
-        self._changes: dict[str, asyncio.Future[Adapters]] = {}  # of adapters, that were sent
+        self._asked: dict[str, asyncio.Future[Adapters | Explained]] = {}  # and not answered yet
         self.adapters: dict[str, str] = {}
         self._settled = asyncio.Event()
         self._ended = asyncio.Event()
@@ -149,9 +149,9 @@ class EngineLink:
         for inbox in self._open:
             inbox.error = error
             inbox.wake()
-        for change in self._changes.values():
-            if not change.done():
-                change.set_exception(error)
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(error)
 
     @property
     def active(self) -> int:
@@ -181,8 +181,8 @@ class EngineLink:
             self._inboxes[submit.id] = inbox
             self.backlog.add(submit)
 
-    async def change_adapters(self, command: LoadAdapter | UnloadAdapter) -> None:
-        """Have the engine load or forget a LoRA adapter.
+    async def ask(self, command: LoadAdapter | UnloadAdapter | Explain) -> Adapters | Explained:
+        """Have the engine load or forget a LoRA adapter, or look into its cache.
 
         Raises:
             EngineDead: there is no engine.
@@ -190,15 +190,16 @@ class EngineLink:
         """
         if self.dead:
             raise EngineDead("the engine has ended")
-        self._changes[command.id] = asyncio.get_running_loop().create_future()
+        self._asked[command.id] = asyncio.get_running_loop().create_future()
         try:
             self._channel.send(command)
-            problem = (await self._changes[command.id]).problem
+            report = await self._asked[command.id]
         finally:
-            del self._changes[command.id]
-        if problem:
-            field, _, why = problem.partition(": ")
+            del self._asked[command.id]
+        if report.problem:
+            field, _, why = report.problem.partition(": ")
             raise BadInput(field, why)
+        return report
 
     def close(self, inbox: Inbox) -> None:
         """Stop listening; what is unfinished is cancelled. Idempotent."""
@@ -228,13 +229,17 @@ class EngineLink:
                 self._settled.set()
             elif isinstance(report, Failed):
                 self.failed = report
-            elif isinstance(report, Adapters):
-                self.adapters = report.loaded
-                change = self._changes.get(report.id)
-                if change is not None and not change.done():
-                    change.set_result(report)
+            elif isinstance(report, Adapters | Explained):
+                self._answered(report)
         for inbox in woken:
             inbox.wake()
+
+    def _answered(self, report: Adapters | Explained) -> None:
+        if isinstance(report, Adapters):
+            self.adapters = report.loaded
+        asked = self._asked.get(report.id)
+        if asked is not None and not asked.done():
+            asked.set_result(report)
 
     def _turn(self, turn: Turn, woken: dict[Inbox, None]) -> None:
         self.turned = time.monotonic()

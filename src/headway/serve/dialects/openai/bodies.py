@@ -229,6 +229,24 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class PromptRequest(msgspec.Struct, kw_only=True):
+    """A request of either generating route, of which only the prompt counts."""
+
+    model: str | None = None
+    prompt: str | list[int] | None = None
+    messages: list[Message] | None = None
+    tools: list[ToolBody] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class ExplainRequest(PromptRequest, kw_only=True):
+    """POST /v1/cache/explain. `against`: an earlier request to compare with; without it, all that the cache holds."""
+
+    against: PromptRequest | None = None
+
+
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /detokenize."""
 
@@ -236,7 +254,7 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     tokens: list[int]
 
 
-def ending(body: ChatRequest | TokenizeRequest) -> Ending:
+def ending(body: ChatRequest | TokenizeRequest | PromptRequest) -> Ending:
     """How the model reads the end of `messages`; fields and meaning are vLLM's.
 
     Raises:

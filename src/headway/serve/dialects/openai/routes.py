@@ -18,6 +18,7 @@ from headway.serve.dialects.openai.bodies import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ExplainRequest,
     LoadLoraRequest,
     Sampling,
     TokenizeRequest,
@@ -26,6 +27,7 @@ from headway.serve.dialects.openai.bodies import (
     ending,
     sampling_params,
 )
+from headway.serve.dialects.openai.explain import explain
 from headway.serve.dialects.openai.format import ChatFormat, CompletionFormat
 from headway.serve.dialects.openai.messages import conversation, tool_choice_of
 from headway.serve.encode import timestamp
@@ -163,6 +165,7 @@ ENDPOINTS = (
     Endpoint("/v1/completions", "Continue a text.", completions, CompletionRequest, EVENTS),
     Endpoint("/tokenize", "Ids of a text or conversation.", tokenize, TokenizeRequest),
     Endpoint("/detokenize", "Text of ids.", detokenize, DetokenizeRequest),
+    Endpoint("/v1/cache/explain", "Why a prompt is not served from the cache.", explain, ExplainRequest),
     Endpoint("/v1/models", "The models this server has, and their LoRA adapters.", models),
     Endpoint("/v1/models/{id:path}", "One model.", model),
     Endpoint("/v1/load_lora_adapter", "Load a LoRA adapter, as a model of its own.", load_lora, LoadLoraRequest),
