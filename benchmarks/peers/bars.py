@@ -53,10 +53,15 @@ POINTS = {
 
 # The least ratio to the best peer, by model, kind of peers, and point.
 SAME_FILE = {"decode 1": 1.2, "decode 8": 2.0, "decode 32": 2.5, "prefill 512": 2.0, "decode 1 at 4k": 1.8}
+MOE = {"decode 1": 1.2, "decode 8": 1.8, "decode 32": 2.0, "prefill 512": 2.0}
 RATIO_BARS: dict[str, dict[str, dict[str, float]]] = {
     "smollm2": {"the same file": SAME_FILE},
     "1b-q4_0": {"the same file": SAME_FILE},
     "1b-q8_0": {"the same file": SAME_FILE},
+    "gemma": {"the same file": {"decode 1": 1.3, "decode 8": 3.0, "decode 32": 3.0, "prefill 512": 2.5}},
+    "moe-q4_k": {"the same file": MOE},
+    "moe-q8_0": {"the same file": MOE},
+    "latent": {"the same file": {"decode 1 at 4k": 1.5}},
     "1b-int4": {
         "int4": {"decode 1": 1.3, "decode 4": 1.8, "decode 8": 1.8, "decode 1 at 4k": 1.8},
         "any format": {
@@ -78,9 +83,11 @@ def share_bar(model: str, point: str, slow: bool) -> float | None:
 
 
 def roof_seconds(point: Point, facts: Measured, bandwidth: float, rate: float) -> float:
-    """The least time of a step. A prefill's cache traffic and attention are left out, which makes shares smaller."""
+    """The least time of a step. A prefill's cache traffic and attention are left out, which makes shares smaller. Of
+    routed experts, those count that even routing touches."""
     rows = point.batch or 1
-    read = facts["bytes"] + (facts["cache"] * point.context * rows if point.batch else 0)
+    read = facts["bytes"] + facts.get("experts", {}).get(str(point.tokens), 0)
+    read += facts["cache"] * point.context * rows if point.batch else 0
     operations = 2 * (facts["body"] * point.tokens + facts["head"] * rows)
     return max(read / bandwidth, operations / rate)
 

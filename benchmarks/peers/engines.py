@@ -20,7 +20,7 @@ class Peer:
     """Another engine on a checkpoint of the large shape.
 
     Attributes:
-        engine: "llama.cpp", "vllm" or "openvino".
+        engine: of `SCRIPTS` or `BUILDS`.
         checkpoint: of `checkpoints.checkpoint`; "" = the very file we compute from.
         bits: of its weights: "int4", "int8" or "bf16"; "" = those of the file.
         serves: its figures hold a scheduler and a sampler, so ours against it are the whole engine's.
@@ -34,6 +34,8 @@ class Peer:
 
 PEERS = {
     "llama.cpp": Peer("llama.cpp", "", "", serves=False),
+    "llama.cpp build": Peer("llama.cpp-build", "", "", serves=False),
+    "ik_llama.cpp": Peer("ik_llama.cpp", "", "", serves=False),
     "llama.cpp Q4_0": Peer("llama.cpp", "Q4_0", "int4", serves=False),
     "llama.cpp Q4_K_M": Peer("llama.cpp", "Q4_K_M", "int4", serves=False),
     "llama.cpp Q8_0": Peer("llama.cpp", "Q8_0", "int8", serves=False),
@@ -50,17 +52,19 @@ SCRIPTS = {
     "openvino": ("openvino_genai", "with_openvino.py"),
     "vllm": ("vllm", "with_vllm.py"),
 }
+BUILDS = ("llama.cpp-build", "ik_llama.cpp")  # `with_llama.cpp`, compiled for each: the program is the worker
 
 
 def variable(engine: str) -> str:
-    """Name of the environment variable that holds an engine's interpreter."""
-    return "HEADWAY_PEER_" + engine.upper().replace(".", "_")
+    """Name of the environment variable that holds an engine's interpreter, or the program of a build."""
+    return "HEADWAY_PEER_" + engine.upper().replace(".", "_").replace("-", "_")
 
 
 def interpreter(engine: str, given: dict[str, str]) -> str | None:
-    """The Python that has an engine: named on the command line, in the environment, or this one; None = not found."""
+    """The Python that has an engine: named on the command line, in the environment, or this one; None = not found. Of a
+    build, the program itself."""
     named = given.get(engine) or os.environ.get(variable(engine))
-    if named:
+    if named or engine in BUILDS:
         return named
     return sys.executable if importlib.util.find_spec(SCRIPTS[engine][0]) is not None else None
 
@@ -128,6 +132,9 @@ def start_peer(name: str, path: Path, threads: int, given: dict[str, str], log: 
     """
     engine = PEERS[name].engine
     python = interpreter(engine, given)
+    if python is None and engine in BUILDS:
+        raise EngineFailed(f"not built: set {variable(engine)} to the program that peers/README.md builds")
     if python is None:
         raise EngineFailed(f"not installed: set {variable(engine)} to a Python that has {SCRIPTS[engine][0]}")
-    return Engine([python, str(HERE / SCRIPTS[engine][1]), str(path), str(threads)], log)
+    script = [] if engine in BUILDS else [str(HERE / SCRIPTS[engine][1])]
+    return Engine([python, *script, str(path), str(threads)], log)

@@ -29,6 +29,7 @@ from headway.ops.native.backend import NativeBackend, NativeProgram
 from headway.ops.protocol import GroupBatch, StepBatch
 from headway.roofline.profile import Profile, Rates
 from headway.roofline.step import decode_step
+from headway.roofline.work import experts_touched
 from headway.scheduling.scheduler import Scheduler
 from headway.shape.model import kv_bytes
 
@@ -37,6 +38,7 @@ BLOCKS_SHORT = (SHORT + STEPS) // BLOCK + 2  # the engine's decodes run a few to
 BLOCKS_LONG = (LONG + STEPS) // BLOCK + 2
 BLOCKS = ROWS * BLOCKS_SHORT + BLOCKS_LONG  # what either way needs
 PREFILL_BLOCKS = PREFILL // BLOCK + 1
+PREFILL_SHORT = 128
 
 Row = tuple[list[int], int, list[int]]  # block table, first position, token ids
 
@@ -110,15 +112,22 @@ class Headway:
         self.fits: Profile | None = None  # the profile of the last prediction
 
     def facts(self) -> Answer:
-        """What the roofs need: bytes of all weights of a step, cache bytes per token, multiply-adds, arithmetic."""
+        """What the roofs need: bytes of the weights that every step reads, and of the experts by its tokens, cache
+        bytes per token, multiply-adds, arithmetic."""
         params, tied = self.model.shape.params, self.model.shape.tied
         untied = 0 if tied else self.backend.weight_bytes * params.embed / params.total
+        moe, routed = self.model.shape.moe, self.backend.weight_bytes * params.experts / params.total
+        experts = {  # bytes, by the step's tokens
+            str(tokens): routed / moe.experts * experts_touched(moe.experts, moe.active, tokens)
+            for tokens in ((*range(1, ROWS + 1), PREFILL_SHORT, PREFILL) if moe else ())
+        }
         return {
             "engine": "headway",
             "kernels": self.backend.kernels,
-            "bytes": self.backend.weight_bytes - untied,
+            "bytes": self.backend.weight_bytes - untied - (routed if moe else 0),
             "cache": kv_bytes(self.model.shape.groups, 1),
-            "body": params.body,
+            "experts": experts,
+            "body": params.body + self.model.shape.n_routed,
             "head": params.embed if tied else params.head,
             "math": self.backend.math,
         }
