@@ -116,15 +116,16 @@ class Headway:
         bytes per token, multiply-adds, arithmetic."""
         params, tied = self.model.shape.params, self.model.shape.tied
         untied = 0 if tied else self.backend.weight_bytes * params.embed / params.total
-        moe, routed = self.model.shape.moe, self.backend.weight_bytes * params.experts / params.total
-        experts = {  # bytes, by the step's tokens
-            str(tokens): routed / moe.experts * experts_touched(moe.experts, moe.active, tokens)
-            for tokens in ((*range(1, ROWS + 1), PREFILL_SHORT, PREFILL) if moe else ())
-        }
+        moe = self.model.shape.moe
+        routed = self.backend.weight_bytes * params.experts / params.total
+        experts = {}  # bytes, by the step's tokens
+        if moe is not None:
+            for tokens in (*range(1, ROWS + 1), PREFILL_SHORT, PREFILL):
+                experts[str(tokens)] = routed / moe.experts * experts_touched(moe.experts, moe.active, tokens)
         return {
             "engine": "headway",
             "kernels": self.backend.kernels,
-            "bytes": self.backend.weight_bytes - untied - (routed if moe else 0),
+            "bytes": self.backend.weight_bytes - untied - routed,
             "cache": kv_bytes(self.model.shape.groups, 1),
             "experts": experts,
             "body": params.body + self.model.shape.n_routed,

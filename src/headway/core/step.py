@@ -195,7 +195,7 @@ class StepResult(msgspec.Struct):
         logprobs: per row, one entry per emitted token, if asked for.
         prompt_logprobs: per row, entries for the prompt tokens after the positions computed in this step.
         drafts: ids proposed for the next step, per row.
-        experts: experts that rows were routed to, per layer that has experts.
+        experts: experts that rows were routed to, per layer that has experts (or the mean of all these layers).
         seconds: time spent.
         failed: rows that failed, each with a sentence; other rows are not affected.
     """
@@ -206,7 +206,7 @@ class StepResult(msgspec.Struct):
     logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
     prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
     drafts: dict[str, tuple[int, ...]] = {}
-    experts: tuple[int, ...] = ()
+    experts: tuple[float, ...] = ()
     seconds: Seconds = Seconds()
     failed: dict[str, str] = {}
 
@@ -225,6 +225,7 @@ class StepShape(msgspec.Struct, frozen=True, gc=False):
         copies: blocks copied.
         experts: experts of a layer that the rows went to, mean over the layers that have them, once it is measured;
             None = as many as routing is expected to touch.
+        skew: unevenness of routing that steps before this one showed; None = as the model assumes.
     """
 
     tokens: int
@@ -236,8 +237,9 @@ class StepShape(msgspec.Struct, frozen=True, gc=False):
     decode_pairs: tuple[int, ...] = ()
     copies: int = 0
     experts: float | None = None
+    skew: float | None = None
 
-    def touching(self, experts: tuple[int, ...]) -> StepShape:
+    def touching(self, experts: tuple[float, ...]) -> StepShape:
         """The same step, known to have touched so many experts in each layer that has them; () = there are none."""
         return msgspec.structs.replace(self, experts=sum(experts) / len(experts)) if experts else self
 

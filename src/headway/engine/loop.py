@@ -201,7 +201,8 @@ class EngineLoop:
         failure = self._hand_out()
         if not self._plans:
             none = StepResult(step=-1)
-            return [self._delta(emission, none, "") for emission in self.scheduler.take_emissions()]
+            now = self.clock.now()
+            return [self._delta(emission, none, "", now) for emission in self.scheduler.take_emissions()]
         result, broken = self._collect(failure)
         computed = self.clock.now()
         self._add_host_time(result)
@@ -209,7 +210,8 @@ class EngineLoop:
         emissions = self.scheduler.commit(result, self.clock.now())
         if broken:
             self.scheduler.executor_reset(self.clock.now())
-        deltas = [self._delta(emission, result, texts.get(emission.request.id, "")) for emission in emissions]
+        now = self.clock.now()
+        deltas = [self._delta(emission, result, texts.get(emission.request.id, ""), now) for emission in emissions]
         if self.adapters is not None and self.adapters.leaving:
             self.adapters.release(self.scheduler.adapters_in_use())
         self._unreported = self.clock.now() - computed
@@ -264,19 +266,22 @@ class EngineLoop:
             text = self._texts.get(request.id)
             if text is None:
                 continue
-            texts[request.id] = "".join([text.push(token) for token in tokens if text.matched is None])
+            if len(tokens) == 1:
+                texts[request.id] = text.push(tokens[0])
+            else:
+                texts[request.id] = "".join([text.push(token) for token in tokens if text.matched is None])
             if text.matched is not None and request.id not in result.finish:
                 result.finish[request.id] = Finish("stop", text.matched)
         return texts
 
-    def _delta(self, emission: Emission, result: StepResult, text: str) -> Delta:
+    def _delta(self, emission: Emission, result: StepResult, text: str, now: int) -> Delta:
         request = emission.request
         if emission.finish is not None and request.id in self._texts:
             text += self._texts.pop(request.id).flush()
         return Delta(
             id=request.request_id,
             choice=request.choice,
-            at=self.clock.now(),
+            at=now,
             tokens=emission.tokens,
             text=text,
             logprobs=result.logprobs.get(request.id, ()) if emission.tokens else (),

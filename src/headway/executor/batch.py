@@ -39,15 +39,13 @@ class BatchRow:
         init: what it was created from.
         tokens: its ids, and behind them the proposed ones.
         blocks: per KV group, its block table.
-        adapter: the number of its adapter, 0 = none.
     """
 
-    __slots__ = ("adapter", "blocks", "init", "slot", "tokens")
+    __slots__ = ("blocks", "init", "slot", "tokens")
 
-    def __init__(self, slot: int, init: RowInit, groups: int, adapter: int) -> None:
+    def __init__(self, slot: int, init: RowInit, groups: int) -> None:
         self.slot = slot
         self.init = init
-        self.adapter = adapter
         self.tokens = list(init.tokens)
         self.blocks: list[list[int]] = [[] for _ in range(groups)]
 
@@ -75,8 +73,9 @@ class BatchRows:
         self.by_id: dict[str, BatchRow] = {}
         self._free = list(range(rows))[::-1]
         self._tables = [np.full((rows, max_blocks), -1, np.int32) for _ in limits.blocks]
+        self._adapter, self._known = (np.zeros(rows, np.int32) for _ in range(2))  # by slot, as the tables are
         # Of the step being laid out.
-        self._slots, self._kv_len, self._adapter, self._known = (np.zeros(rows, np.int32) for _ in range(4))
+        self._slots, self._kv_len = (np.zeros(rows, np.int32) for _ in range(2))
         self._query_start = np.zeros(rows + 1, np.int32)
         self._ids, self._positions = (np.zeros(most, np.int32) for _ in range(2))
         self._cache_slots = [np.zeros(most, np.int64) for _ in limits.blocks]
@@ -89,7 +88,9 @@ class BatchRows:
             if row is not None:
                 self._free.append(row.slot)
         for init in plan.new:
-            row = self.by_id[init.id] = BatchRow(self._free.pop(), init, len(self._tables), self._number(init))
+            row = self.by_id[init.id] = BatchRow(self._free.pop(), init, len(self._tables))
+            self._adapter[row.slot] = self._number(init)
+            self._known[row.slot] = len(init.tokens)
             self._extend(row, init.blocks)
         for work in plan.work:
             if work.blocks:
@@ -109,9 +110,7 @@ class BatchRows:
         n, ends = len(work), [one.start + one.count for one in work]
         slots, kv_len = self._slots[:n], self._kv_len[:n]
         slots[:] = [row.slot for row in rows]
-        self._adapter[:n] = [row.adapter for row in rows]
         kv_len[:] = ends
-        self._known[:n] = [len(row.init.tokens) for row in rows]
         if sum([one.count for one in work]) == n:  # one token each: decoding
             query_start, at = self._upwards[: n + 1], [one.start for one in work]
             ids = [row.tokens[position] for row, position in zip(rows, at, strict=True)]
@@ -137,8 +136,8 @@ class BatchRows:
             kv_len=kv_len,
             groups=tuple([self._group(group, slots, max(ends), owners, at) for group in range(len(self._tables))]),
             logit_index=last if each_one and total == n else _last(query_start[1:], wanted),
-            adapter=self._adapter[:n],
-            known=self._known[:n],
+            adapter=self._adapter[slots],
+            known=self._known[slots],
         )
         return Layout(batch, slots, last)
 

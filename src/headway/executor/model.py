@@ -117,7 +117,7 @@ class ModelExecutor:
         assert self._program is not None, "the executor is closed"
         result = StepResult(step=plan.step, experts=self._program.experts)
         works, slots, last, positions = plan.work, layout.slots, layout.last, layout.batch.kv_len
-        for work in works:
+        for work in works if self._without_adapter else ():
             if work.id in self._without_adapter:
                 result.failed[work.id] = f"its adapter {self._rows.by_id[work.id].init.adapter} is not loaded"
         self._report_prompts(works, logits, last, result)

@@ -260,8 +260,13 @@ class StepTime:
         """What the step has to do on one GPU."""
         unit, touched = self.amounts, step.experts
         if touched is None:
-            touched = experts_touched(unit.experts, unit.active, step.tokens, self.skew, self.efficiency.spread)
+            touched = self.touched(step)
         return unit.work(step, touched)
+
+    def touched(self, step: StepShape) -> float:
+        """Experts of a layer that the step is expected to touch; 0 of a model without."""
+        unit, skew = self.amounts, self.skew if step.skew is None else step.skew
+        return experts_touched(unit.experts, unit.active, step.tokens, skew, self.efficiency.spread)
 
     def communication(self, tokens: float) -> float:
         """Seconds of the all-reduces of `tokens` new tokens: two per layer (B7)."""

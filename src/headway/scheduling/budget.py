@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -21,6 +21,15 @@ class StepTimeModel(Protocol):
 
     def parts(self, shape: StepShape) -> StepParts:
         """The step by what it grows with, for sharing it among its rows."""
+        ...
+
+
+@runtime_checkable
+class RoutingModel(StepTimeModel, Protocol):
+    """One that knows of experts."""
+
+    def touched(self, shape: StepShape) -> float:
+        """Experts of a layer that a step of this shape is expected to touch; 0 of a model without."""
         ...
 
 

@@ -43,20 +43,20 @@ def _advance(state: State, row: Row, work: Work, result: StepResult, now: int) -
     if not work.sample:
         request.computed = work.start + work.count
         return (), result.finish.get(work.id)
-    first = not request.generated
+    first = len(request.tokens) == request.prompt_len
     emitted, finish = accept(request, result.tokens[work.id])
     if first and state.log:
         state.log.append(FirstToken(now=now, id=work.id, waited=now - request.arrival))
     if finish is None and result.drafts and state.limits.verifies_drafts:
         propose(request, result.drafts.get(work.id, ()))
-    if finish is None or finish.reason == "length":  # a stop string in the very last token is a stop
+    if result.finish and (finish is None or finish.reason == "length"):  # a stop string in the very last token is one
         finish = result.finish.get(work.id, finish)
     return emitted, finish
 
 
 def _failure(work: Work, result: StepResult) -> Finish | None:
     """Why nothing of this step counts for the row, if so."""
-    if work.id in result.failed:
+    if result.failed and work.id in result.failed:
         return Finish("error", result.failed[work.id])
     emitted = len(result.tokens.get(work.id, ()))
     if emitted == 0 and work.sample:
@@ -86,20 +86,21 @@ def accept(request: Request, emitted: Sequence[int]) -> tuple[tuple[int, ...], F
 
     Rejected drafts are rolled back: their positions do not count as computed. -> tokens appended, why it ended.
     """
-    known = len(request.tokens)
+    tokens, params = request.tokens, request.params
+    known = len(tokens)
     accepted = len(emitted) - 1
-    request.draft = []
+    if request.draft:
+        request.draft = []
     finish = None
     for token in emitted:
-        honoured = request.generated >= request.params.min_tokens or request.params.grammar is not None
-        request.tokens.append(token)
-        if token in request.stop_ids and honoured:
+        tokens.append(token)
+        if token in request.stop_ids and (request.generated > params.min_tokens or params.grammar is not None):
             finish = Finish("stop", token)
             break
-        if len(request.tokens) >= request.max_len:
+        if len(tokens) >= request.max_len:
             finish = Finish("length")
             break
-    kept = len(request.tokens) - known
+    kept = len(tokens) - known
     request.computed = known + min(accepted, kept)
     return tuple(emitted[:kept]), finish
 

@@ -9,10 +9,12 @@ from itertools import pairwise
 
 from headway.core.clock import to_seconds
 from headway.core.step import StepResult
+from headway.scheduling.budget import RoutingModel
 from headway.scheduling.flight import Flight
 
 HALF_LIFE = 20.0  # seconds of steps after which a measured one counts half
 RATIOS = 0.5, 2.0  # bounds of a step's measured over predicted time: what is beyond says that something else happened
+LEARNING, MOST_SKEW = 0.25, 2.0  # of the skew: what a step that touched half as many experts moves it by; its limit
 RECENT, WITHIN = 64, 0.95  # of the last steps, what share is to end in time
 
 
@@ -45,9 +47,20 @@ class Slowness:
 
 
 class Pace:
-    """Measured speed."""
+    """Measured speed.
 
-    def __init__(self) -> None:
+    Args:
+        model: what foretells the experts that steps touch; None = nothing does.
+
+    Attributes:
+        skew: the exponent with which the model foretells as many experts as steps touched lately, from 0 (even routing)
+            to `MOST_SKEW`; None before a step told. Approached step by step (Robbins and Monro, 1951): steps whose
+            number of experts says nothing of it, as those of one token, leave it as it is.
+    """
+
+    def __init__(self, model: RoutingModel | None = None) -> None:
+        self.skew: float | None = None
+        self._model = model
         self._slowness = Slowness()
         self._seconds = 0.0  # of steps before which somebody waited; these three fade
         self._prompt_tokens = 0.0
@@ -71,6 +84,8 @@ class Pace:
 
     def count(self, flight: Flight, result: StepResult, since: int, now: int) -> None:
         """Learn from a step that was committed at `now`; the one before at `since`, ps."""
+        if self._model is not None and flight.shape is not None and result.experts:
+            self._learn_skew(self._model.touched(flight.shape), sum(result.experts) / len(result.experts))
         plan, seconds = flight.plan, result.seconds.executor
         chunks = [work.count for work in plan.work if work.count > 1 or not work.sample]
         if plan.predicted and seconds and chunks:
@@ -80,6 +95,12 @@ class Pace:
             self._slowness.learn(seconds / plan.predicted)
         if flight.waited:
             self._pass(to_seconds(now - since), sum(chunks), flight.admitted)
+
+    def _learn_skew(self, foretold: float, touched: float) -> None:
+        if foretold > 0 and touched > 0:
+            least, most = RATIOS
+            ratio = min(max(foretold / touched, least), most)
+            self.skew = min(max((self.skew or 0.0) + LEARNING * (ratio - 1), 0.0), MOST_SKEW)
 
     def count_run(self, flight: Flight, since: int, times: Sequence[int]) -> None:
         """Learn from equal decode steps, which ended at `times`; the one before them at `since`, ps."""

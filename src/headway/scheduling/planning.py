@@ -52,6 +52,7 @@ class Step:
         now: int,
         slowness: float = 1.0,
         headroom: bool = True,
+        skew: float | None = None,
     ) -> None:
         limits = state.limits
         self.state = state
@@ -60,7 +61,7 @@ class Step:
         self._model = model
         self.now = now
         self._slowness = slowness  # measured over predicted time
-        self.shape = ShapeBuilder(limits.windows) if shaped or model else None
+        self.shape = ShapeBuilder(limits.windows, skew) if shaped or model else None
         self._most = min(limits.max_tokens_per_step, budget.tokens or limits.max_tokens_per_step)
         self.left = self._most
         self._prompt_logits = limits.max_prompt_logits or limits.max_tokens_per_step
@@ -107,6 +108,7 @@ class Step:
         yet: rows are visited in the same order, best first.
         """
         running = self.state.running
+        grows = self.state.limits.long_after is not None
         spare = self.left - len(running)  # tokens for drafts, once every row has its one
         index = 0
         while index < len(running):
@@ -118,7 +120,7 @@ class Step:
                 if todo:
                     self.partial.append(row)
                 continue
-            if self.state.outgrown(row):
+            if grows and self.state.outgrown(row):
                 self.state.preempt(row, self.now)
                 self._preempted = True
                 index -= 1
@@ -330,11 +332,11 @@ class Step:
             )
         sample = start + count >= len(request.tokens) + len(draft)
         logits = 1 + len(draft) if sample else 0
-        report = start >= row.reported and row.wants_prompt_logprobs
+        report = row.wants_prompt_logprobs and start >= row.reported
         if report:
             logits = count
             self._prompt_logits -= count
-            row.reported = min(start + count, request.prompt_len - 1)
+            row.report(start + count)
         request.pending += count
         self.work.append(Work(request.id, start, count, draft, blocks, logits, sample, report))
         self.rows.append(row)

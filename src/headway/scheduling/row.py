@@ -34,6 +34,8 @@ class Row:
         held: the executor has this row (a RowInit was sent and no `gone`).
         strict: admitted with its worst case reserved.
         reported: prompt positions whose logprobs were already wanted from the executor.
+        wants_prompt_logprobs: some are still to be reported, so every prompt position must be computed. One choice does
+            it.
         remaining: while it waits, prompt tokens that are not in the cache; None = not looked up yet.
         overtaken: rows admitted past it while it was the first to wait and its blocks were not there.
     """
@@ -51,6 +53,7 @@ class Row:
         "request",
         "strict",
         "table",
+        "wants_prompt_logprobs",
     )
 
     def __init__(self, request: Request, table: BlockTable, number: int, parent: Row | None = None) -> None:
@@ -64,6 +67,9 @@ class Row:
         self.held = False
         self.strict = False
         self.reported = 0
+        self.wants_prompt_logprobs = (
+            request.params.prompt_logprobs is not None and request.choice == 0 and request.prompt_len > 1
+        )
         self.remaining: int | None = None
         self.overtaken = 0
 
@@ -79,15 +85,11 @@ class Row:
         assert left is not None, "it is ranked when it is looked up"
         return (self.request.priority, left, *self.order[1:])
 
-    @property
-    def wants_prompt_logprobs(self) -> bool:
-        """Prompt logprobs are still to be reported, so every prompt position must be computed. One choice does it."""
-        request = self.request
-        return (
-            request.params.prompt_logprobs is not None
-            and request.choice == 0
-            and self.reported < request.prompt_len - 1
-        )
+    def report(self, end: int) -> None:
+        """The logprobs of the prompt up to position `end` were wanted from the executor."""
+        last = self.request.prompt_len - 1
+        self.reported = min(end, last)
+        self.wants_prompt_logprobs = self.reported < last
 
     def __repr__(self) -> str:
         return f"Row({self.request!r}, {self.place.value})"

@@ -22,7 +22,7 @@ from headway.core.events import Cancelled, EventLog, ExecutorReset, Header, Idle
 from headway.core.request import Request
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult
 from headway.scheduling import run
-from headway.scheduling.budget import Budget, StepTimeModel
+from headway.scheduling.budget import Budget, RoutingModel, StepTimeModel
 from headway.scheduling.commit import apply
 from headway.scheduling.digest import digest_of
 from headway.scheduling.flight import Flight
@@ -84,7 +84,7 @@ class Scheduler:
         self.cache = KVCache(limits, key, ttl, verify, reuse)
         self.state = State(limits, self.cache, log, max_wait, policy.strict_after, ttft)
         self.blocked = ""
-        self.pace = Pace()
+        self.pace = Pace(model if isinstance(model, RoutingModel) else None)
         self._budget = budget or Budget()
         self._model = model
         self._regimes = regimes
@@ -233,8 +233,9 @@ class Scheduler:
         self.cache.expire(now)
         waited = len(state.queue) > 0
         step = Step(
-            state, self._budget, self._model, self._log is not None, now, self.pace.slowness, self.policy.headroom
-        )
+            state, self._budget, self._model, self._log is not None, now, self.pace.slowness, self.policy.headroom,
+            self.pace.skew,
+        )  # fmt: skip
         self.policy.fill(step)
         plan = step.finish(self._steps)
         self.blocked = step.blocked

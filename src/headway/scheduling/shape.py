@@ -8,17 +8,18 @@ from headway.core.step import StepPlan, StepShape, keys_read, pairs_computed
 
 
 class ShapeBuilder:
-    """A `StepShape` under construction. O(1) per row and KV group."""
+    """A `StepShape` under construction. O(1) per row and KV group. skew: of the shape."""
 
-    def __init__(self, windows: Sequence[int | None]) -> None:
+    def __init__(self, windows: Sequence[int | None], skew: float | None = None) -> None:
         self._windows = windows
+        self._skew = skew
         self.tokens = 0
         self.rows = 0
         self.logit_rows = 0
         self.copies = 0
-        self._keys = [0] * len(windows)
+        self._keys = [0] * len(windows)  # of rows with more than one new token
         self._pairs = [0] * len(windows)
-        self._decode_keys = [0] * len(windows)  # of rows with one new token, where keys and pairs are the same figure
+        self._decode_keys = [0] * len(windows)  # of rows with one, where keys and pairs are the same figure
 
     def add(self, start: int, count: int, logits: int) -> None:
         """One row computing positions [start, start + count), with logits at `logits` of them."""
@@ -26,22 +27,23 @@ class ShapeBuilder:
         self.rows += 1
         self.logit_rows += logits
         for group, window in enumerate(self._windows):
-            keys = keys_read(start, count, window)
-            self._keys[group] += keys
             if count == 1:
-                self._pairs[group] += keys
-                self._decode_keys[group] += keys
+                self._decode_keys[group] += start + 1 if window is None else keys_read(start, 1, window)
             else:
+                self._keys[group] += keys_read(start, count, window)
                 self._pairs[group] += pairs_computed(start, count, window)
 
     def build(self) -> StepShape:
         decode = tuple(self._decode_keys)
-        keys, pairs = tuple(self._keys), tuple(self._pairs)
-        return StepShape(self.tokens, self.rows, self.logit_rows, keys, pairs, decode, decode, self.copies)
+        keys = tuple([a + b for a, b in zip(self._keys, decode, strict=True)])
+        pairs = tuple([a + b for a, b in zip(self._pairs, decode, strict=True)])
+        return StepShape(
+            self.tokens, self.rows, self.logit_rows, keys, pairs, decode, decode, self.copies, None, self._skew
+        )
 
     def with_row(self, start: int, count: int, logits: int) -> StepShape:
         """The shape if one more row came; this builder is not changed."""
-        one = ShapeBuilder(self._windows)
+        one = ShapeBuilder(self._windows, self._skew)
         one.add(start, count, logits)
         for mine, theirs in zip(
             (one._keys, one._pairs, one._decode_keys), (self._keys, self._pairs, self._decode_keys), strict=True

@@ -166,9 +166,11 @@ class ReplayExecutor:
     def collect(self, ticket: int) -> StepResult:
         """The result of a single step. A step that was recorded as a run of several is taken by `collect_run`."""
         step = self._recording.steps[ticket]
+        experts = () if step.shape.experts is None else (step.shape.experts,)
         result = StepResult(
-            ticket, tokens=self.collect_run(ticket), finish={}, failed={}, drafts={}, seconds=step.seconds
-        )
+            ticket, tokens=self.collect_run(ticket), finish={}, failed={}, drafts={}, experts=experts,
+            seconds=step.seconds,
+        )  # fmt: skip
         for end in self._recording.ends.get(ticket, ()):
             if end.reason == "stop":
                 result.finish[end.id] = Finish("stop")
