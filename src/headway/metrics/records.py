@@ -26,6 +26,8 @@ class Kind(StrEnum):
     USAGE = "usage"
     DONE = "done"
 
+    __hash__ = str.__hash__  # an Enum's own is a Python call, and every chunk of a run is looked up
+
 
 TOKEN_KINDS = frozenset({Kind.REASONING, Kind.CONTENT, Kind.TOOL})
 ANSWER_KINDS = frozenset({Kind.CONTENT, Kind.TOOL})
@@ -116,11 +118,17 @@ class RequestRecord(msgspec.Struct, kw_only=True):
 
     def first(self, kinds: frozenset[Kind]) -> int | None:
         """Arrival of the first chunk of these kinds, ns."""
-        return next((chunk.at for chunk in self.chunks if chunk.kind in kinds), None)
+        for chunk in self.chunks:
+            if chunk.kind in kinds:
+                return chunk.at
+        return None
 
     def last(self, kinds: frozenset[Kind]) -> int | None:
         """Arrival of the last chunk of these kinds, ns."""
-        return next((chunk.at for chunk in reversed(self.chunks) if chunk.kind in kinds), None)
+        for chunk in reversed(self.chunks):
+            if chunk.kind in kinds:
+                return chunk.at
+        return None
 
     def token_events(self) -> list[tuple[int, int]]:
         """(arrival ns, tokens told or 0) of each event that carried tokens."""
@@ -167,8 +175,8 @@ class RequestRecord(msgspec.Struct, kw_only=True):
         times = [at for at, _ in self.token_events()]
         return [(late - early) / NS_PER_MS for early, late in pairwise(times)]
 
-    def token_gaps_ms(self) -> list[float]:
-        """Gaps per token: each chunk's gap is shared by its tokens.
+    def token_gaps_ms(self) -> list[tuple[float, int]]:
+        """Gaps per token, and for how many tokens each: those of a chunk share its gap.
 
         Where the endpoint does not tell tokens per chunk, the first event is taken to hold one and the rest of
         `output_tokens` is spread evenly over the others. Empty if the count is not trusted.
@@ -179,8 +187,11 @@ class RequestRecord(msgspec.Struct, kw_only=True):
         counts = [tokens for _, tokens in events[1:]]
         if not all(counts):
             counts = spread((self.output_tokens or 0) - 1, len(events) - 1)
-        gaps = self.chunk_gaps_ms()
-        return [gap / count for gap, count in zip(gaps, counts, strict=True) for _ in range(count)]
+        gaps = pairwise([at for at, _ in events])
+        return [
+            ((late - early) / NS_PER_MS / count, count)
+            for (early, late), count in zip(gaps, counts, strict=True) if count
+        ]  # fmt: skip
 
     def _since_intended(self, at: int | None) -> float | None:
         return None if at is None else (at - self.intended) / NS_PER_MS

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,46 @@ MIN_SAMPLES = {"p50": 1, "p90": 10, "p95": 20, "p99": 100}  # one sample beyond 
 CONFIDENCE = 0.95
 
 
-def percentile(values: Sequence[float], share: float) -> float:
+class Ordered:
+    """Samples from the smallest to the largest; `counts`: of how many equal ones each value is."""
+
+    def __init__(self, values: Sequence[float], counts: Sequence[int] | None = None) -> None:
+        found = np.asarray(values, np.float64)
+        order = np.argsort(found)
+        self._values = found[order]
+        self._ends = None if counts is None else np.cumsum(np.asarray(counts, np.int64)[order])
+        self._mean = float(np.average(found, weights=counts)) if len(found) else None
+
+    def __len__(self) -> int:
+        return len(self._values) if self._ends is None or not len(self._ends) else int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> float:
+        """Order statistic number `index`, from 0."""
+        if self._ends is not None:
+            index = int(np.searchsorted(self._ends, index, "right"))
+        return float(self._values[index])
+
+    def and_infinite(self, count: int) -> Ordered:
+        """With so many infinite ones; not where values have counts."""
+        assert self._ends is None, "these values have counts"
+        return Ordered([*self._values, *([math.inf] * count)]) if count else self
+
+    @property
+    def mean(self) -> float | None:
+        return self._mean
+
+    @property
+    def largest(self) -> float | None:
+        return float(self._values[-1]) if len(self._values) else None
+
+
+def _ordered(values: Sequence[float] | Ordered) -> Ordered:
+    return values if isinstance(values, Ordered) else Ordered(values)
+
+
+def percentile(values: Sequence[float] | Ordered, share: float) -> float:
     """Type 7 quantile; infinite values allowed (a quantile that touches one is infinite)."""
-    ordered = sorted(values)
+    ordered = _ordered(values)
     position = (len(ordered) - 1) * share
     low = math.floor(position + 1e-12)
     weight = position - low
@@ -37,19 +75,25 @@ def inverse_cdf(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(len(values) * share - 1e-9) - 1)]
 
 
-def interval(values: Sequence[float], share: float, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+def interval(
+    values: Sequence[float] | Ordered, share: float, confidence: float = CONFIDENCE
+) -> tuple[float, float] | None:
     """Order statistics that hold the quantile with at least this confidence; None if no pair of them does."""
-    count = len(values)
+    ordered = _ordered(values)
+    held = _statistics_around(len(ordered), share, confidence)
+    return None if held is None else (ordered[held[0]], ordered[held[1]])
+
+
+@lru_cache(256)
+def _statistics_around(count: int, share: float, confidence: float) -> tuple[int, int] | None:
+    """Indices of these order statistics of `count` samples."""
     if count < 2:
         return None
     below = _binomial_cdf(count, share)  # below[k] = P(at most k samples are below the quantile)
     tail = (1 - confidence) / 2
     low = int(np.searchsorted(below, tail, side="right")) - 1  # P(at most `low` below) <= tail
     high = int(np.searchsorted(below, 1 - tail, side="left"))  # P(more than `high` below) <= tail
-    if low < 0 or high > count - 1:
-        return None
-    ordered = sorted(values)
-    return ordered[low], ordered[high]
+    return None if low < 0 or high > count - 1 else (low, high)
 
 
 def _binomial_cdf(count: int, share: float) -> np.ndarray:
@@ -95,35 +139,36 @@ def _solve(rising: Any) -> float:
     return (low + high) / 2
 
 
-def describe(values: Sequence[float], empty: str, independent: bool = True) -> dict[str, Any]:
+def describe(values: Sequence[float] | Ordered, empty: str, independent: bool = True) -> dict[str, Any]:
     """mean, p50, p90, p95, p99 (null where refused, with the `reason`), n, max, and 95 % intervals.
 
     Args:
         empty: why there may be no values.
         independent: samples come from different requests; gaps of one request do not, and get no interval.
     """
-    count = len(values)
-    found: dict[str, Any] = {"n": count, "mean": float(np.mean(values)) if count else None}
+    ordered = _ordered(values)
+    count = len(ordered)
+    found: dict[str, Any] = {"n": count, "mean": ordered.mean}
     reasons, bounds = [], {}
     for name, share in SHARES.items():
         enough = count >= MIN_SAMPLES[name]
-        found[name] = percentile(values, share) if enough else None
+        found[name] = percentile(ordered, share) if enough else None
         if not enough and count:
             reasons.append(f"{name}: {count} samples, at least {MIN_SAMPLES[name]} are needed")
-        if enough and independent and (held := interval(values, share)):
+        if enough and independent and (held := interval(ordered, share)):
             bounds[name] = list(held)
     if not count:
         reasons.append(empty)
-    found["max"] = max(values) if count else None
+    found["max"] = ordered.largest
     if independent:
         found["ci95"] = bounds
     found["reason"] = "; ".join(reasons) or None
     return found
 
 
-def tail(values: Sequence[float], failed: int) -> dict[str, Any]:
+def tail(values: Sequence[float] | Ordered, failed: int) -> dict[str, Any]:
     """The same percentiles with every failure counted as infinite: "inf" as text, JSON has no number for it."""
-    everything = [*values, *([math.inf] * failed)]
+    everything = _ordered(values).and_infinite(failed)
     found: dict[str, Any] = {"n": len(everything)}
     for name, share in SHARES.items():
         if len(everything) < MIN_SAMPLES[name]:

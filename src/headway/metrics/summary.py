@@ -17,7 +17,7 @@ from headway.core.errors import BadInput
 from headway.core.slo import parse_slo
 from headway.metrics.records import NS_PER_S, TOKEN_KINDS, FailureKind, RequestRecord
 from headway.metrics.run import Run
-from headway.metrics.stats import CONFIDENCE, METHOD, describe, requests_to_prove, share_interval, tail
+from headway.metrics.stats import CONFIDENCE, METHOD, Ordered, describe, requests_to_prove, share_interval, tail
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,14 @@ def latencies(records: Sequence[RequestRecord]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     tails: dict[str, Any] = {}
     for name, (read, source, empty) in per_request.items():
-        found[name] = describe(_known(read, source), empty)
-        tails[name] = tail(_known(read, done), failed)
+        known = Ordered(_known(read, source))
+        found[name] = describe(known, empty)
+        tails[name] = tail(known if len(source) == len(done) else Ordered(_known(read, done)), failed)
     chunk_gaps = [gap for record in records for gap in record.chunk_gaps_ms()]
     token_gaps = [gap for record in done for gap in record.token_gaps_ms()]
+    per_token = Ordered([gap for gap, _ in token_gaps], [tokens for _, tokens in token_gaps])
     found["itl_chunk_ms"] = describe(chunk_gaps, "no stream had two chunks", independent=False)
-    found["itl_token_ms"] = describe(token_gaps, no_output, independent=False)
+    found["itl_token_ms"] = describe(per_token, no_output, independent=False)
     found["tails_with_failures"] = tails
     return found
 

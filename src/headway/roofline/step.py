@@ -95,7 +95,11 @@ class Efficiency(msgspec.Struct, frozen=True):
 
     def roof(self, sides: Iterable[tuple[float, float]]) -> float:
         """Seconds of all classes, one after another; a number that is 0 is of a class this step or model has not."""
-        return sum(self.meet(read, work) for read, work in sides if read.__class__ is not float or read or work)
+        meet, seconds = self.meet, 0.0
+        for read, work in sides:
+            if read.__class__ is not float or read or work:
+                seconds = seconds + meet(read, work)
+        return seconds
 
     def overhead(self, work: StepWork, beta: float) -> float:
         """Seconds besides."""

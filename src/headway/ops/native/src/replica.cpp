@@ -38,10 +38,7 @@ PlainOutcome PlainReplica::play() {
     } else if (arrival) {
       now_ = arrival->first;
       arrive();
-      if (!ends_.empty()) {  // it is seen when the step ends
-        cut(now_);
-        continue;
-      }
+      if (!ends_.empty()) continue;  // it is seen when the step ends
     } else {
       break;
     }
@@ -79,6 +76,7 @@ void PlainReplica::turn() {
   hear();
   for (size_t i = 0; i < turned_away_.size(); ++i) follow();
   turned_away_.clear();
+  if (!ends_.empty()) go_on();
 }
 
 void PlainReplica::take() {
@@ -101,14 +99,17 @@ void PlainReplica::take() {
 }
 
 void PlainReplica::submit() {
-  const int64_t steps = horizon(2) > 1 ? horizon(answer_left()) : 1;
-  const Arrival* arrival = next_arrival();
-  const int64_t until = arrival ? arrival->first : LONGEST;
+  run_ = horizon(2) > 1 ? horizon(answer_left()) : 1;
   began_ = now_;
   ends_.push_back(now_ + price());
-  mark_ = now_segment_;
-  for (int64_t step = 1; step < steps && ends_.back() < until; ++step) ends_.push_back(ends_.back() + next_step());
   note_plan();
+}
+
+// A plan goes on for as long as it keeps its shape, or to the step in which something arrives.
+void PlainReplica::go_on() {
+  const Arrival* arrival = next_arrival();
+  const int64_t until = arrival ? arrival->first : LONGEST;
+  for (int64_t step = 1; step < run_ && ends_.back() < until; ++step) ends_.push_back(ends_.back() + next_step());
 }
 
 void PlainReplica::note_plan() {
@@ -129,15 +130,6 @@ void PlainReplica::note_plan() {
   int64_t computed = 0;
   for (const int row : running_) computed += rows_[row].computed;
   look_at_ = look_(now_, ended_, waiting_, inside_, work_.size(), setup_.blocks - available_, computed);
-}
-
-// Something arrives: a run ends with the step that ends then or first thereafter.
-void PlainReplica::cut(int64_t at) {
-  const size_t steps = std::lower_bound(ends_.begin(), ends_.end(), at) - ends_.begin() + 1;
-  if (steps >= ends_.size()) return;
-  ends_.resize(steps);
-  now_segment_ = mark_;
-  for (size_t step = 1; step < steps; ++step) next_step();
 }
 
 void PlainReplica::commit() {

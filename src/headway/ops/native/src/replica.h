@@ -86,7 +86,7 @@ class PlainReplica {
   void take();
   void submit();
   void note_plan();
-  void cut(int64_t at);
+  void go_on();
   void commit();
   void emit(int row);
   void hear();
@@ -150,8 +150,8 @@ class PlainReplica {
   std::vector<Emission> emissions_;
 
   std::vector<int64_t> ends_, times_;  // of the steps in flight, and of those just committed; ps
-  int64_t began_ = 0;
-  Segment now_segment_, mark_;
+  int64_t began_ = 0, run_ = 1;  // when the steps in flight began, and how many plans may keep their shape
+  Segment now_segment_;
   std::vector<Work> priced_;  // the plan that the segments began with; empty = it does not go on
   int64_t keys_ = 0, pairs_ = 0, decode_keys_ = 0, new_tokens_ = 0, logits_ = 0, priced_rows_ = 0;
 
