@@ -35,9 +35,11 @@ def test_help_lists_every_verb_and_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(verb: str) -> None:
-    shown = headway(verb, "--help")
+def test_every_verb_explains_itself_whole_in_80_columns(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = headway(verb, "-h")
     assert shown.returncode == 0 and f"usage: headway {verb}" in shown.stdout.lower(), shown.stderr
+    assert "…" not in shown.stdout and "--help" in shown.stdout
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ ACCEPTED = {"int": "a whole number", "integer": "a whole number", "float": "a nu
 class App(Protocol):
     """What a verb's module calls `app`."""
 
-    def __call__(self, *, args: Sequence[str], prog_name: str, standalone_mode: bool) -> Any: ...
+    def __call__(self, *, args: Sequence[str], prog_name: str, **settings: Any) -> Any: ...
 
 
 def start(app: App, args: Sequence[str], name: str) -> int:
     """Run a verb. -> its exit code; 2 after one sentence on stderr where its command line cannot be read."""
     try:
-        code = app(args=args, prog_name=name, standalone_mode=False)
+        code = app(args=args, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"])
     except UsageError as error:
         command = error.ctx.command_path if error.ctx else name
         print(f"{name}: {sentence(error)}; see `{command} --help`", file=sys.stderr)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headway.engine.options import EngineOptions
 
 API_KEY = "HEADWAY_API_KEY"
+WIDEST = 16  # characters of choices that stand in a column of their own, so that names and help have room
 
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float | None, typer.Option(help="0 = greedy; default: the model's own, else 1.")]
@@ -70,8 +71,13 @@ def with_engine(*names: str) -> Callable[[Callable[..., None]], Callable[..., No
 
 def _parameter(option: Option, panel: str) -> inspect.Parameter:
     """As typer reads it. What the option accepts is checked by its set, for all who set one."""
-    metavar = "|".join(map(str, option.choices)) or None
-    made: Any = typer.Option(help=option.help, metavar=metavar, rich_help_panel=panel)
+    choices = [str(choice) for choice in option.choices]
+    metavar, help = "|".join(choices) or None, option.help
+    if metavar and len(metavar) > WIDEST:
+        metavar = None
+        help += "" if all(choice in help for choice in choices) else f" One of {', '.join(choices)}."
+    flags = (option.flag,) if option.kind is bool and not option.default else ()  # nobody need say no to that
+    made: Any = typer.Option(*flags, help=help, metavar=metavar, rich_help_panel=option.panel or panel)
     if option.name == "model":
         made = typer.Argument(help=option.help)
     default = None if option.kind is tuple else option.default

@@ -106,7 +106,7 @@ OPTIONS = {  # parameter, of one verb alone as "verb parameter" -> (flags, help)
 }  # fmt: skip
 
 
-def app(args: Sequence[str], prog_name: str, standalone_mode: bool = True) -> Any:
+def app(args: Sequence[str], prog_name: str, **settings: Any) -> Any:
     """Run one verb of `args`, as typer's apps are run."""
     if not args or args[0] in ("-h", "--help"):
         width = max(map(len, VERBS))
@@ -120,7 +120,7 @@ def app(args: Sequence[str], prog_name: str, standalone_mode: bool = True) -> An
         return 2
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     single.command(help=VERBS[args[0]].help)(command(args[0], VERBS[args[0]]))
-    return single(args=args[1:], prog_name=f"{prog_name} {args[0]}", standalone_mode=standalone_mode)
+    return single(args=args[1:], prog_name=f"{prog_name} {args[0]}", **settings)
 
 
 def command(name: str, verb: Verb) -> Callable[..., None]:

@@ -59,7 +59,7 @@ def simulate(
     max_wait: Annotated[float | None, typer.Option(help="Most seconds a request waits for its turn.")] = None,
     host_us: Annotated[float, typer.Option(help="Microseconds per step outside of the step-time model.")] = 0.0,
     price: Annotated[float | None, typer.Option(help="Dollars per device and hour; default: catalogued.")] = None,
-    slo: Annotated[str, typer.Option(help="Targets per request: ttft=1s,tpot=50ms,e2e=20s.")] = "",
+    slo: Annotated[str, typer.Option(help="Targets per request: ttft=1s,tpot=50ms or e2e=20s.")] = "",
     attainment: Annotated[float, typer.Option(help="Share of requests that must meet all targets.")] = 0.9,
     search: Annotated[
         bool, typer.Option("--search", help="Search the highest rate that meets --slo, or that is kept up with.")

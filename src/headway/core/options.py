@@ -26,6 +26,7 @@ class Option:
     Attributes:
         help: in a sentence or two.
         choices: the values it may have; empty = any, between the bounds.
+        panel: what it is shown among in a verb's help; "" = the others of its set.
         least, above, most: bounds of a number: from `least` up, or above `above`, up to `most`; None = none.
         name, kind, optional, default: as the field has them; `optional`: it may be None. A kind of `tuple` is any
             number of texts.
@@ -33,6 +34,7 @@ class Option:
 
     help: str
     choices: tuple[Any, ...] = ()
+    panel: str = ""
     least: float | None = None
     above: float | None = None
     most: float | None = None

@@ -18,6 +18,10 @@ from headway.scheduling.policies import POLICIES
 
 MAX_STEP = 10_000_000  # rows or tokens of a step, and tokens of a block
 
+# What options are shown among in a verb's help.
+WEIGHTS, TEXT, CACHE = "Weights and kernels", "Text", "Memory and steps"
+QUEUE, ADAPTERS, LOG = "Queue", "LoRA adapters", "Event log"
+
 
 class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Set-up of an engine. Every field has a default that serves.
@@ -35,7 +39,9 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     backend: Annotated[
         str,
         Option(
-            "native: C++ kernels; reference: numpy; auto: native where it is built.", ("auto", "native", "reference")
+            "native: C++ kernels; reference: numpy; auto: native where it is built.",
+            ("auto", "native", "reference"),
+            panel=WEIGHTS,
         ),
     ] = "auto"
     weights: Annotated[
@@ -44,14 +50,20 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "As they are stored, or quantised at load to int8 or int4: 16 and 32-bit matrices, embedding and output "
             "matrix to 8 bits (native backend only).",
             ("stored", "int8", "int4"),
+            panel=WEIGHTS,
         ),
     ] = "stored"
     group: Annotated[
         int | None,
-        Option("Weights that share a scale when quantised at load; default: 128 for int8, 32 for int4.", GROUPS),
+        Option(
+            "Weights that share a scale when quantised at load; default: 128 for int8, 32 for int4.",
+            GROUPS,
+            panel=WEIGHTS,
+        ),
     ] = None
     pack_cache: Annotated[
-        bool, Option("Keep weights that were quantised at load on disk, so that the next start is quick.")
+        bool,
+        Option("Keep weights that were quantised at load on disk, so that the next start is quick.", panel=WEIGHTS),
     ] = True
     generation_config: Annotated[
         str,
@@ -59,10 +71,11 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "auto: sampling fields that a request leaves out are what the model's generation_config.json or GGUF "
             "header says; none: SamplingParams' own defaults.",
             ("auto", "none"),
+            panel=TEXT,
         ),
     ] = "auto"
     chat_template: Annotated[
-        str | None, Option("Jinja file in place of the model's chat template; default: the model's own.")
+        str | None, Option("Jinja file in place of the model's chat template; default: the model's own.", panel=TEXT)
     ] = None
     threads: Annotated[
         int | None,
@@ -70,19 +83,22 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "CPU threads; default: the cores this process may use. The reference backend sets them for numpy in the "
             "whole process.",
             least=1,
+            panel=WEIGHTS,
         ),
     ] = None
     memory_gib: Annotated[
         float | None,
         Option("Most GiB of memory for weights, cache and all else; default: all that is free.", above=0),
     ] = None
-    kv_cache_gib: Annotated[float | None, Option("GiB for the KV cache; default: from free memory.", above=0)] = None
-    max_model_len: Annotated[
-        int | None, Option("Longest prompt + output in tokens; default: the model's context.", least=1)
+    kv_cache_gib: Annotated[
+        float | None, Option("GiB for the KV cache; default: from free memory.", above=0, panel=CACHE)
     ] = None
-    max_rows: Annotated[int, Option("Most requests in one step.", least=1, most=MAX_STEP)] = 32
+    max_model_len: Annotated[
+        int | None, Option("Longest prompt + output in tokens; default: the model's context.", least=1, panel=CACHE)
+    ] = None
+    max_rows: Annotated[int, Option("Most requests in one step.", least=1, most=MAX_STEP, panel=CACHE)] = 32
     max_step_tokens: Annotated[
-        int, Option("Most new tokens in one step: the chunk budget.", least=1, most=MAX_STEP)
+        int, Option("Most new tokens in one step: the chunk budget.", least=1, most=MAX_STEP, panel=CACHE)
     ] = 512
     step_ms: Annotated[
         float | None,
@@ -90,6 +106,7 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "Longest step in ms that a prompt chunk may cause while others decode; default: three decode steps, as "
             "measured at start, at least 20.",
             above=0,
+            panel=CACHE,
         ),
     ] = None
     block_size: Annotated[
@@ -99,10 +116,12 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "sizes sum in another order.",
             least=1,
             most=MAX_STEP,
+            panel=CACHE,
         ),
     ] = 32
     prefix_ttl: Annotated[
-        float, Option("Seconds after which an unused cached prefix is forgotten.", above=0, most=MAX_SECONDS)
+        float,
+        Option("Seconds after which an unused cached prefix is forgotten.", above=0, most=MAX_SECONDS, panel=CACHE),
     ] = 1800.0
     policy: Annotated[
         str,
@@ -112,14 +131,22 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "one; fair: equal time for every tenant; slo: least slack first, and what would miss --ttft-target is "
             "turned away.",
             tuple(POLICIES),
+            panel=QUEUE,
         ),
     ] = "chunked"
     ttft_target: Annotated[
         float | None,
-        Option("Seconds in which a request should have its first token; for --policy slo.", above=0, most=MAX_SECONDS),
+        Option(
+            "Seconds in which a request should have its first token; for --policy slo.",
+            above=0,
+            most=MAX_SECONDS,
+            panel=QUEUE,
+        ),
     ] = None
-    max_queued: Annotated[int, Option("Most requests that wait; a server answers more with 503.", least=1)] = 1024
-    max_queued_tokens: Annotated[int, Option("Most prompt tokens that wait.", least=1)] = 4_000_000
+    max_queued: Annotated[
+        int, Option("Most requests that wait; a server answers more with 503.", least=1, panel=QUEUE)
+    ] = 1024
+    max_queued_tokens: Annotated[int, Option("Most prompt tokens that wait.", least=1, panel=QUEUE)] = 4_000_000
     max_wait: Annotated[
         float | None,
         Option(
@@ -127,24 +154,34 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "In Python the default is no bound.",
             above=0,
             most=MAX_SECONDS,
+            panel=QUEUE,
         ),
     ] = 600.0
     lora: Annotated[
         tuple[str, ...],
-        Option("A LoRA adapter that requests may name: NAME=PATH of PEFT's folder or a .gguf. May be given again."),
+        Option(
+            "A LoRA adapter that requests may name: NAME=PATH of PEFT's folder or a .gguf. May be given again.",
+            panel=ADAPTERS,
+        ),
     ] = ()
     max_loras: Annotated[
         int | None,
-        Option("Most adapters that are loaded at once; default: as many as --lora names.", least=1, most=1024),
+        Option(
+            "Most adapters that are loaded at once; default: as many as --lora names.",
+            least=1,
+            most=1024,
+            panel=ADAPTERS,
+        ),
     ] = None
-    max_lora_rank: Annotated[int, Option("Largest rank of an adapter.", least=1, most=4096)] = 16
-    event_log: Annotated[str | None, Option("File for the event log; default: none is kept.")] = None
+    max_lora_rank: Annotated[int, Option("Largest rank of an adapter.", least=1, most=4096, panel=ADAPTERS)] = 16
+    event_log: Annotated[str | None, Option("File for the event log; default: none is kept.", panel=LOG)] = None
     event_log_mib: Annotated[
         float | None,
         Option(
             "A server's event log that is larger becomes FILE.1, in place of an older one, and begins anew as soon as "
             "no request is live; at twice the size, even among requests.",
             above=0,
+            panel=LOG,
         ),
     ] = None
     hang_seconds: Annotated[
