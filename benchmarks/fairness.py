@@ -31,6 +31,7 @@ from headway.engine.results import Completion
 
 SHORT, STREAMS, LONG_CLIENTS = 20, 4, 2
 STREAM_TOKENS = 256
+PATIENCE = 600.0  # seconds for the streams to begin
 
 
 class Load:
@@ -117,7 +118,8 @@ class Load:
         sent = 0
         for _ in range(streams):
             live[self.stream].add(self.stream())
-        while self.begun < streams:
+        late = time.perf_counter() + PATIENCE
+        while self.begun < streams and time.perf_counter() < late:
             self._llm.turn()
         begin = time.perf_counter()
         while (now := time.perf_counter() - begin) < seconds and not (until_long and self.long_seconds):

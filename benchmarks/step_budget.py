@@ -43,7 +43,7 @@ def longest_step(load: Load) -> dict[str, Any]:
         steps.append(1e3 * (time.perf_counter() - begin))
     del number
     worst = int(np.argmax(steps))
-    return {"median_ms": round(float(np.median(steps)), 1), "longest_ms": round(steps[worst], 1),
+    return {"median_ms": round(float(np.median(steps)), 1), "longest_ms": round(float(steps[worst]), 1),
             "at": f"step {worst + 1} of {len(steps)}"}  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to keep the results")
     args = parser.parse_args()
     with LLM(max_rows=16, step_ms=args.step_ms, max_model_len=args.max_model_len) as llm:
-        budget = llm.engine.pacing.budget.milliseconds
+        budget = float(llm.engine.pacing.budget.milliseconds or 0.0)
         print("steps:", llm.engine.pacing.text)
         gc.freeze()  # as the server's engine process does
         results: dict[str, Any] = {"budget_ms": budget, "step_times": llm.engine.step_times}

@@ -69,3 +69,10 @@ def test_short_names() -> None:
     assert named_source("llama-3.1-8b") == "meta-llama/Llama-3.1-8B-Instruct"
     assert named_source("Qwen3-4B") == "Qwen/Qwen3-4B"
     assert named_source("Qwen/Qwen3-4B") is named_source("nonsense") is None
+
+
+def test_a_word_that_no_model_has_is_answered_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["models", "zzz"])
+    shown = capsys.readouterr()
+    assert stopped.value.code == 1 and not shown.out and "no model has 'zzz' in its name" in shown.err

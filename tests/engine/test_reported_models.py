@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from headway import LLM, SamplingParams
 from headway.core.errors import BadInput, ModelFileError
+from headway.engine.references import load_shape
 from headway.model.load import describe
 from headway.model.source import DEFAULT_MODEL, resolve
 from headway.ops import native
@@ -288,3 +289,4 @@ def test_the_built_in_model_is_greedy_where_nobody_asks_otherwise_whatever_it_wa
             assert (llm.params().temperature, llm.params().top_p) == (0.0, 1.0)
             assert llm.params(temperature=0.7).temperature == 0.7
             assert ("sampling", "temperature 0.0, best for the built-in model") in llm.engine.lines()
+    assert load_shape("demo") == load_shape(str(path)), "plan and simulate know it by the same name"

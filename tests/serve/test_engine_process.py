@@ -6,6 +6,8 @@ import stat
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +18,7 @@ from headway.core.events import Finished
 from headway.core.request import SamplingParams
 from headway.engine import ipc, process
 from headway.engine.ipc import Channel, Ready, Status, Stop, Turn, make_folder
-from headway.engine.messages import Cancel, Delta, Refusal, Submit
+from headway.engine.messages import Cancel, Delta, LoadAdapter, Refusal, Submit
 from headway.engine.process import EventTray, Host, Loaded, cache_status
 from tests.serve.scripted import engine
 
@@ -162,3 +164,21 @@ def test_between_two_steps_a_bounded_number_of_commands_is_read(monkeypatch: pyt
     host = Host(Queue(*small, *large, Stop()), loaded)  # type: ignore[arg-type]
     read = [len(list(host._commands(pause=False))) for _ in range(4)]
     assert read == [3, 3, 1, 1], "at most three, and none after a large one"
+
+
+def test_whatever_loading_an_adapter_raises_is_told_to_who_asked_and_the_engine_goes_on() -> None:
+    class Fragile:
+        """An engine that trips over an adapter's file as nobody foresaw."""
+
+        def load_adapter(self, name: str, path: Path, replace: bool) -> None:
+            raise ZeroDivisionError("of a number in a file")
+
+        def adapter_paths(self) -> dict[str, str]:
+            return {}
+
+    told: list[Any] = []
+    loaded = Loaded(Ready("scripted", 4096, 260, 4), Fragile(), EventTray(), Status, lambda: None)  # type: ignore[arg-type]
+    host = Host(SimpleNamespace(send=told.append), loaded)  # type: ignore[arg-type]
+    host._obey(LoadAdapter("load-1", "polite", "/nowhere"), [])
+    (answer,) = told
+    assert answer.problem == "lora: ZeroDivisionError: of a number in a file"

@@ -166,8 +166,8 @@ def test_littles_law_holds_in_every_part_and_nobody_is_lost(policy: str) -> None
 
 
 def test_a_system_that_is_offered_too_much_is_told_apart() -> None:
-    from headway.simulate.play import stability
+    from headway.metrics.stability import stability
 
-    assert stability(served(drawn(0.6, 2, 300, 1.0, seed=3), 2))["stable"]
-    told = stability(served(drawn(1.6, 2, 300, 1.0, seed=3), 2))
+    assert stability(*served(drawn(0.6, 2, 300, 1.0, seed=3), 2).second_half())["stable"]
+    told = stability(*served(drawn(1.6, 2, 300, 1.0, seed=3), 2).second_half())
     assert not told["stable"] and "not stable" in told["statement"]

@@ -12,6 +12,7 @@ from headway.metrics.figures import plots_of
 from headway.metrics.files import to_json
 from headway.metrics.run import Run
 from headway.report.document import Document, Drawing, Folded, Grid, Listing, Part, Text
+from headway.report.units import of_devices
 
 COUNTS = {  # of the server's event log
     "cached": "prompt tokens from the cache", "recomputed": "tokens computed again after preemptions",
@@ -49,7 +50,7 @@ def _prediction(found: dict[str, Any]) -> list[Part]:
         terms = sorted(row["terms"].items(), key=lambda term: -term[1])
         if terms:
             parts.append(f"{LATENCIES[key]}: {', '.join(f'{name} {number(value)}' for name, value in terms[:4])}")
-    where = f"{found['model']} on {found['gpus']} x {found['hardware']}"
+    where = f"{found['model']} on {of_devices(found['hardware'], found['gpus'])}"
     title = f"Prediction: the {found['kind']} of {where}, batch {found['batch']:.1f}"
     shares = [f"{name} {found[key]:.1%}" for key, name in (("mbu", "MBU"), ("mfu", "MFU")) if found[key] is not None]
     lines: list[Part] = [

@@ -24,6 +24,7 @@ from headway.bench.workload import Item, Measure, check_prompts, measure_prompts
 from headway.metrics import goodput
 from headway.metrics.records import Failure, FailureKind, RequestRecord
 from headway.metrics.run import Run
+from headway.metrics.stability import stability_of
 from headway.metrics.summary import messages, summarize
 from headway.metrics.views import view
 from headway.traffic.load import Load
@@ -132,6 +133,8 @@ async def measure(
     summary = describe(setup, client.model, run, contact, client_test)
     if (distinct := len({id(item) for item in items})) < len(items):
         summary["warnings"].append(f"--dataset holds {distinct} requests; they were sent again to make {len(items)}")
+    if load.kind != "closed" and contact.dead is None and not (kept_up := stability_of(run.records))["stable"]:
+        summary["warnings"].append(kept_up["statement"])
     _check_usage(summary, run, items, contact, setup.recount)
     if before is not None and after is not None:
         summary["server"] = {"metrics": metrics_between(before, after)}

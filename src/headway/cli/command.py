@@ -45,7 +45,8 @@ def sentence(error: Any) -> str:
         hint = getattr(error, "param_hint", None)
         message = error.message[0].lower() + error.message[1:].rstrip(".")
         return f"{hint}: {message}" if hint else message
-    flag = max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.name.upper()
+    named = (parameter.metavar or parameter.name).upper()
+    flag = max(parameter.opts, key=len) if parameter.param_type_name == "option" else named
     if type(error).__name__ == "MissingParameter":
         return f"{flag}: missing"
     given, found, kind = error.message.rstrip(".").partition(" is not a valid ")

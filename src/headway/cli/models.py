@@ -29,6 +29,9 @@ def models(
         for model in found:
             print(msgspec.json.encode(model).decode())
         return
+    if not found:
+        note(f"no model has {word!r} in its name or source; without it all are listed")
+        raise typer.Exit(1)
     table = Table("model", "", "format", "GiB", "fits", "tokens/s", box=None, pad_edge=False)
     for model in found:
         rate = "" if model.tokens_per_second is None else f"{model.tokens_per_second:.0f}"

@@ -138,7 +138,9 @@ def _needed(option: str, value: str) -> str:
 
 @app.command()
 def score(
-    run: Annotated[Path, typer.Argument(help="Folder: meta.json, config.json, requests.jsonl, timeseries.csv.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="With meta.json, config.json, requests.jsonl, timeseries.csv.")
+    ],
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Its shape, where meta.json's name is not known.")
     ] = None,
@@ -173,12 +175,14 @@ def lesson(
     from headway.cli.terminal import doing
     from headway.metrics.files import to_json
     from headway.report.document import show, write_page, write_plot
-    from headway.report.figures import check_plot
+    from headway.report.figures import check_plot, need_plots
     from headway.report.files import check_writable
     from headway.simulate.lessons import lesson as played
 
     check_plot(plot)
     check_writable(html, "--html")
+    if html is not None:
+        need_plots("--html")
     with doing() as say:
         say("simulating")
         found = played(name)

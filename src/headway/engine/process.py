@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -184,6 +185,9 @@ class Host:
                     self._loop.unload_adapter(command.name)
             except HeadwayError as error:
                 problem = str(error)
+            except Exception as error:  # whatever a file does to its reader is told to who named it: the engine goes on
+                traceback.print_exc()
+                problem = f"lora: {type(error).__name__}: {error}"
             self._channel.send(Adapters(command.id, self._loop.adapter_paths(), problem))
         elif isinstance(command, Explain):
             try:

@@ -12,6 +12,7 @@ from headway.core.errors import BadInput
 from headway.engine.machine import free_memory
 from headway.model.hub import CONFIG, HubSource, fetch_config, parse_hub
 from headway.model.reading import MAX_JSON_BYTES
+from headway.model.source import DEFAULT_MODEL, resolve
 from headway.roofline.hardware import Hardware, find_hardware
 from headway.roofline.profile import Profile, device_of, load_profile
 from headway.shape.catalogue import find_model, model_config
@@ -23,8 +24,9 @@ QUANTISATION = "hf_quant_config.json"  # beside config.json, where that does not
 
 
 def load_shape(reference: str) -> ModelShape:
-    """The shape of `reference`: a .gguf file, a config.json or a folder with one, a catalogue name, or a hub id, whose
-    config.json is taken from the local hub cache or downloaded (a few kilobytes; never weights).
+    """The shape of `reference`: a .gguf file, a config.json or a folder with one, a catalogue name, a hub id, whose
+    config.json is taken from the local hub cache or downloaded (a few kilobytes; never weights), or `demo`: the
+    built-in model, fetched once, as by all verbs.
 
     Raises:
         BadInput: none of these, or not a language model.
@@ -41,6 +43,8 @@ def load_shape(reference: str) -> ModelShape:
         return _from_files(path, path.with_name(QUANTISATION), path.stem)
     if model_config(reference) is None and (hub := parse_hub(reference)) is not None:
         return _from_hub(hub)
+    if reference == "demo":
+        return _from_gguf(resolve(DEFAULT_MODEL))
     return find_model(reference)
 
 

@@ -48,8 +48,8 @@ def rates(summary: Mapping[str, Any]) -> Iterator[Text]:
         f"throughput: {number(rates['output'])} output, {number(rates['input'])} input, {number(rates['total'])} total "
         f"tokens/s; {number(rates['requests'])} requests/s"
     )
-    seed = summary["workload"]["seed"] if "workload" in summary else "-"
-    yield Text(f"cached prompt tokens: {number(summary['cached_tokens']['total'])}; seed: {seed}")
+    seed = f"; seed: {summary['workload']['seed']}" if "workload" in summary else ""
+    yield Text(f"cached prompt tokens: {number(summary['cached_tokens']['total'])}{seed}")
 
 
 def targets(summary: Mapping[str, Any]) -> Iterator[Text]:

@@ -28,6 +28,7 @@ from headway.model.reading import read_json
 from headway.model.safetensors import read_safetensors
 from headway.ops.weight import Weight
 
+MAX_SCALE = 1e4  # of what is added; beyond it an adapter drowns its model
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
 _PREFIX = "base_model.model."
@@ -132,7 +133,7 @@ def _read_peft(folder: Path) -> AdapterFile:
         if down.shape[0] != own:
             raise ModelFileError(f"{path}: {shown(module)}: its rank is {down.shape[0]}, the config says {own}")
         scale = _matched(alphas, module, alpha) / (math.sqrt(own) if rooted else own)
-        pairs[module] = Pair(down, up, scale)
+        pairs[module] = Pair(down, up, _checked(path, module, scale))
     return AdapterFile(folder, False, pairs)
 
 
@@ -158,6 +159,10 @@ def _check_settings(config: Fields) -> None:
     if config.values.get("init_lora_weights", True) not in _INITS:
         kind = shown(config.values["init_lora_weights"])
         raise config.fault("init_lora_weights", f"{kind} changes the base model; convert it to a plain LoRA adapter")
+    targets = config.values.get("target_modules")
+    named = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
+    if not named and not isinstance(targets, str | None):
+        raise config.fault("target_modules", f"{shown(targets)} is neither a list of names nor a pattern")
     for name, value in config.values.items():
         if name not in _READ | _HARMLESS and value not in (None, False, {}, []):
             raise config.fault(name, f"{shown(value)} is not supported")
@@ -183,9 +188,7 @@ def _matched(patterns: Mapping[str, float], module: str, otherwise: float) -> fl
 
 def _check_target(path: Path, targets: Any, module: str) -> None:
     """A list of targets names every module that has tensors; a pattern says no more than the tensors do."""
-    if isinstance(targets, list) and not any(
-        isinstance(target, str) and (module == target or module.endswith(f".{target}")) for target in targets
-    ):
+    if isinstance(targets, list) and not any(module == name or module.endswith(f".{name}") for name in targets):
         raise ModelFileError(f"{path}: {shown(module)}: target_modules of the config does not name it")
 
 
@@ -221,4 +224,15 @@ def _read_gguf(path: Path) -> AdapterFile:
         halves[side][tensor] = weight
     alpha = config.number("adapter.lora.alpha")
     pairs = _paired(path, halves["a"], halves["b"])
-    return AdapterFile(path, True, {name: Pair(down, up, alpha / down.shape[0]) for name, (down, up) in pairs.items()})
+    scaled = {name: Pair(down, up, _checked(path, name, alpha / down.shape[0])) for name, (down, up) in pairs.items()}
+    return AdapterFile(path, True, scaled)
+
+
+def _checked(path: Path, module: str, scale: float) -> float:
+    """
+    Raises:
+        ModelFileError: what is added would be out of all proportion.
+    """
+    if scale > MAX_SCALE:
+        raise ModelFileError(f"{path}: {shown(module)}: alpha over rank is {scale:g}; up to {MAX_SCALE:g} is accepted")
+    return scale

@@ -64,5 +64,11 @@ def parameters(value: float) -> str:
     return f"{value / 1e9:.3g}B" if value < 1e12 and value >= 1e9 else metric(value, "").replace(" ", "")
 
 
+def of_devices(hardware: str, gpus: int, replicas: int = 1) -> str:
+    """How many devices of which kind: h100-sxm; 4 h100-sxm; 2 replicas of 4 h100-sxm."""
+    one = hardware if gpus == 1 else f"{gpus} {hardware}"
+    return one if replicas == 1 else f"{replicas} replicas of {one}"
+
+
 def yes(value: bool) -> str:
     return "yes" if value else "NO"

@@ -6,6 +6,7 @@ never derived from one another: a B300 multiplies int8 thirty times slower than 
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -118,13 +119,15 @@ def find_hardware(name: str, field: str = "--hardware") -> Hardware:
     """A device by name or alias, whatever the case and dashes.
 
     Raises:
-        BadInput: unknown; the sentence lists what is accepted.
+        BadInput: unknown; the sentence names the nearest.
     """
     wanted = _plain(name)
     for device in hardware_catalogue().values():
         if wanted in {_plain(known) for known in (device.name, *device.aliases)}:
             return device
-    raise BadInput(field, f"{name!r} is not in the catalogue; accepted: {', '.join(hardware_catalogue())}")
+    near = difflib.get_close_matches(wanted, {_plain(known): known for known in hardware_catalogue()}, n=3, cutoff=0.4)
+    hint = f"nearest: {', '.join(known for known in hardware_catalogue() if _plain(known) in near)}; " if near else ""
+    raise BadInput(field, f"{name!r} is not in the catalogue; {hint}`headway plan hardware` lists it")
 
 
 def _plain(name: str) -> str:

@@ -9,7 +9,7 @@ from headway.metrics.document import intervals, latencies, number, rates, target
 from headway.metrics.figures import Draw, plots_of
 from headway.metrics.files import to_json
 from headway.report.document import Document, Drawing, Folded, Grid, Part, Text
-from headway.report.units import dollars
+from headway.report.units import dollars, of_devices
 from headway.simulate.play import Played
 from headway.simulate.trail import PARTS
 
@@ -20,7 +20,7 @@ SERIES = (("queue", "requests waiting"), ("running", "requests running"), ("kv_u
 def document(played: Played) -> Document:
     """One simulation."""
     s = played.summary
-    where = f"{s['model']} on {s['replicas']} x {s['gpus']} {s['hardware']}, policy {s['setup']['policy']}"
+    where = f"{s['model']} on {of_devices(s['hardware'], s['gpus'], s['replicas'])}, policy {s['setup']['policy']}"
     requests = s["requests"]
     return Document(f"{where}: {requests['completed']} of {requests['total']} completed", [
         *(Text(f"warning: {warning}", "warn") for warning in s["warnings"]), latencies(s),
@@ -45,9 +45,10 @@ def comparison(several: Mapping[str, Played]) -> Document:
             "-" if slo is None else f"{slo:.1%}", str(s["steps"]["preemptions"]),
         ])  # fmt: skip
     first = next(iter(several.values())).summary
+    where = of_devices(first["hardware"], first["gpus"], first["replicas"])
     summaries = {name: played.summary for name, played in several.items()}
     warnings = [Text(f"{name}: {w}", "warn") for name, s in summaries.items() for w in s["warnings"]]
-    return Document(f"{first['model']} on {first['replicas']} x {first['gpus']} {first['hardware']}, ms", [
+    return Document(f"{first['model']} on {where}, ms", [
         *warnings, Grid(head, rows), Text(f"step time: {first['step_time']}", "note"),
     ], [
         *(Drawing(distribution(several, key, label)) for key, label in (

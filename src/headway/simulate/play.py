@@ -11,6 +11,7 @@ from headway.core.clock import to_seconds
 from headway.core.errors import BadInput
 from headway.metrics import goodput
 from headway.metrics.run import Run
+from headway.metrics.stability import stability
 from headway.metrics.summary import Targets, summarize
 from headway.roofline.queueing import little
 from headway.simulate.deploy import Deployed
@@ -21,8 +22,6 @@ from headway.simulate.workload import Answers, Ask
 from headway.traffic.load import Load
 
 ROUTES = ("round-robin", "least-loaded")
-KEEPS_UP = 0.95  # ended over arrived, while requests arrive, below which a system with a growing queue does not keep up
-GREW = 2.5  # standard deviations of the number of arrivals that a queue must have grown by
 
 
 class Played(msgspec.Struct):
@@ -117,7 +116,7 @@ def _summary(
         summary[name] = {"max": max((use for _, use in column), default=0.0), "series": column}
     summary["cost"] = cost(deployed, summary["throughput"], seconds, replicas)
     summary["little"] = _little(trail, seconds)
-    summary["stability"] = stability(trail)
+    summary["stability"] = stability(*trail.second_half())  # while requests arrive
     if "slo" in summary:
         good = summary["slo"]["good"] / seconds if seconds else None
         summary["goodput"] = goodput.single(summary["slo"], summary["load"].get("intended_rate"), good)
@@ -153,18 +152,3 @@ def _little(trail: Trail, seconds: float) -> dict[str, Any]:
     rows = {part: law(trail.mean(part), to_seconds(trail.spent[part]) / arrived) for part in PARTS}
     whole = law(sum(map(trail.mean, PARTS)), to_seconds(sum(trail.spent.values())) / arrived)
     return rows | {"system": whole}
-
-
-def stability(trail: Trail) -> dict[str, Any]:
-    """Does the system keep up while requests arrive? Over the second half of the arrivals: what ended beside what
-    arrived, and whether the number inside grew."""
-    arrived, ended, grew = trail.second_half()
-    ratio = ended / arrived if arrived else 1.0
-    stable = ratio >= KEEPS_UP or grew < GREW * arrived**0.5
-    statement = "the system keeps up with its load"
-    if not stable:
-        statement = (
-            f"not stable: in the second half of the arrivals only {ratio:.0%} of what arrived ended, and the requests "
-            f"inside grew by {grew:.0f}; latencies and queue say how long the run was, not what the system does"
-        )
-    return {"stable": stable, "ended_over_arrived": ratio, "grew_by": grew, "statement": statement}
