@@ -7,11 +7,13 @@ import string
 from collections.abc import Iterator
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from headway.core.events import EventLog, Preempted
 from headway.core.grammar import Grammar
 from headway.core.request import SamplingParams
+from headway.core.thinking import Thinking
 from headway.engine.messages import Delta, Refusal, Submit
 from headway.executor.grammars import Grammars
 from headway.ops import native
@@ -39,7 +41,7 @@ class Letters:
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[GrammarChecker]:
-    checker = GrammarChecker(["<|end|>"])
+    checker = GrammarChecker({"<|end|>": EOS})
     yield checker
     checker.close()
 
@@ -60,7 +62,7 @@ def model(request: pytest.FixtureRequest) -> TinyModel:
 
 
 def text_of(deltas: list[Delta]) -> str:
-    return "".join(PIECES[token] for token in tokens_of(deltas))
+    return "".join(PIECES[token] if token < len(PIECES) else "?" for token in tokens_of(deltas))
 
 
 PATTERN = r"[a-c]{3,6}[0-9]{2}(xy|z)"
@@ -144,3 +146,32 @@ def test_an_engine_without_grammars_refuses_them(checker: GrammarChecker) -> Non
     params = SamplingParams(max_tokens=5, grammar=checker.check(Grammar.regex("a")))
     refused = TinyModel().loop().submit(Submit(id="a", tokens=(1,), params=params))
     assert isinstance(refused, Refusal) and refused.message.startswith("grammar: ")
+
+
+THINKING = Thinking(end=(PIECES.index("}"),), forced=(PIECES.index(","), PIECES.index("}")), budget=6)
+
+
+@pytest.mark.parametrize("opened", [True, False], ids=["opened by the prompt", "opened by the model"])
+@pytest.mark.parametrize("blocks", [400, 40], ids=["calm", "preempted"])
+def test_reasoning_ends_with_its_budget_and_the_grammar_begins(
+    model: TinyModel, grammars: Grammars, checker: GrammarChecker, opened: bool, blocks: int
+) -> None:
+    start = PIECES.index("{")
+    thinking = THINKING if opened else msgspec.structs.replace(THINKING, start=start)
+    params = SamplingParams(
+        seed=4, max_tokens=40, thinking=thinking, grammar=checker.check(Grammar.regex("([a-f]{2}[0-9]){6}z")),
+        logit_bias=((start, 60.0),) if not opened else (), temperature=1.5,
+    )  # fmt: skip
+    for deltas in complete(model.loop(grammars=grammars, eos_ids=(EOS,), blocks=blocks), prompts(8), params).values():
+        reasoning, closed, answer = text_of(deltas).partition("}")
+        assert closed and re.fullmatch("([a-f]{2}[0-9]){6}z", answer), text_of(deltas)
+        ids = tokens_of(deltas)
+        at = ids.index(PIECES.index("}")) - (not opened)
+        assert at <= 7 and (at < 7 or reasoning.endswith(","))
+        assert deltas[-1].finish is not None and deltas[-1].finish.matched == EOS
+
+
+def test_a_budget_alone_ends_reasoning(model: TinyModel, grammars: Grammars) -> None:
+    params = SamplingParams(seed=4, max_tokens=20, temperature=0, thinking=THINKING)
+    for deltas in complete(model.loop(grammars=grammars), prompts(4), params).values():
+        assert "}" in text_of(deltas)[:16]

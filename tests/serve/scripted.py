@@ -23,6 +23,7 @@ from headway.executor.simulated import FixedCosts
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
 from headway.text.chat import Ending
+from headway.text.tool_formats import format_of
 
 EOS, IM_START, IM_END = 256, 257, 258
 VOCAB = 260
@@ -37,6 +38,9 @@ class ByteTokenizer:
     vocab_size = VOCAB
     longest_token = 12
     knows_developer = False
+    control_tokens = {"<|im_start|>": IM_START, "<|im_end|>": IM_END}  # noqa: RUF012
+    template = "{{ tools }}"
+    tool_format = format_of("")
     eos_ids = (EOS,)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:

@@ -102,7 +102,6 @@ def test_a_stream_is_the_whole_answer_in_lines_no_splitter_cuts(server: Server, 
     [
         (CHAT, {"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
         (CHAT, {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "messages[0].images"),
-        (CHAT, {"messages": USER, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         (CHAT, {"messages": USER, "format": "json"}, "format"),
         (CHAT, {"messages": USER, "think": True}, "think"),
         (CHAT, {"messages": USER, "options": {"mirostat": 2}}, "options.mirostat"),

@@ -14,7 +14,7 @@ from headway.text.grammar import GrammarChecker
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[GrammarChecker]:
-    checker = GrammarChecker(["<|im_end|>"])
+    checker = GrammarChecker({"<|im_end|>": 7})
     yield checker
     checker.close()
 
@@ -36,6 +36,7 @@ def chain(length: int) -> dict[str, Any]:
         Grammar.ebnf('start: "a" b\nb: /[0-9]+/'),
         Grammar.ebnf('root ::= "a" | [0-9]+'),
         Grammar.ebnf('start: "a" <|im_end|>'),
+        Grammar.ebnf('start: "a" <[7]>'),
     ],
     ids=lambda grammar: grammar.source[:24],
 )

@@ -44,6 +44,9 @@ def chat(
     temperature: options.Temperature = None,
     seed: options.Seed = None,
     adapter: options.Adapter = None,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
+    grammar: options.GrammarFile = None,
     stats: Annotated[bool, typer.Option("--stats", help="After every answer what /stats shows.")] = False,
 ) -> None:
     """Talk to a model; the history is kept, and each turn reuses the cache of the turns before.
@@ -55,6 +58,7 @@ def chat(
     from headway.model.load import describe
     from headway.model.source import DEFAULT_MODEL
 
+    bound = options.grammar(json_schema, regex, grammar)
     given = options.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     lora = options.adapter(engine, adapter)
     start: list[Message] = [{"role": "system", "content": system}] if system else []
@@ -65,7 +69,8 @@ def chat(
             raise BadInput("--url", "the server has loaded its model already; leave out MODEL and the engine's options")
         client = Client(url, options.api_key(api_key_file))
         model = client.models()[0]
-        Conversation(model, _remote(client, {"model": model, **given}), start, max_tokens, stats).run()
+        asked = {} if bound is None else {"structured_outputs": bound.as_json()}
+        Conversation(model, _remote(client, {"model": model, **given, **asked}), start, max_tokens, stats).run()
         return
     with fetching() as progress:
         info = describe(engine.model or DEFAULT_MODEL, progress, engine.chat_template)
@@ -76,7 +81,7 @@ def chat(
             "--chat-template FILE",
         )
     with load_model(engine) as llm:
-        say, memory = _local(llm, llm.params(**given), lora), llm.engine.memory
+        say, memory = _local(llm, llm.params(**given, grammar=bound), lora), llm.engine.memory
         Conversation(lora or info.name, say, start, max_tokens, stats, memory).run()
 
 

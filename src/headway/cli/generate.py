@@ -38,6 +38,9 @@ def generate(
     temperature: options.Temperature = None,
     seed: options.Seed = None,
     adapter: options.Adapter = None,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
+    grammar: options.GrammarFile = None,
     json: Annotated[bool, typer.Option("--json", help="With --prompt: print one JSON object.")] = False,
 ) -> None:
     """Complete prompts in batches; an interrupted run continues where it stopped."""
@@ -51,7 +54,9 @@ def generate(
         raise BadInput("--output", "--input and --output go together")
     if prompt == "":
         raise BadInput("--prompt", "is empty; give a text to continue")
-    given = options.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    given = options.sampling(
+        max_tokens=max_tokens, temperature=temperature, seed=seed, grammar=options.grammar(json_schema, regex, grammar)
+    )
     lora = options.adapter(engine, adapter)
     if input is not None and output is not None:
         output = Path("/dev/stdout") if output == batch.STANDARD else output

@@ -14,6 +14,7 @@ import typer
 from headway.core.options import Option, Options, declared
 
 if TYPE_CHECKING:
+    from headway.core.grammar import Grammar
     from headway.engine.options import EngineOptions
 
 API_KEY = "HEADWAY_API_KEY"
@@ -31,6 +32,37 @@ Quick = Annotated[
     bool, typer.Option("--quick", help="Time every step twice, not six times: quicker, and less certain.")
 ]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same answer; default: a random one.")]
+
+JsonSchema = Annotated[Path | None, typer.Option(help="The answer is JSON that is valid by the schema in this file.")]
+Regex = Annotated[str | None, typer.Option(help="The answer matches all of this regular expression.")]
+GrammarFile = Annotated[Path | None, typer.Option(help="The answer follows the Lark or GBNF grammar in this file.")]
+
+
+def grammar(json_schema: Path | None, regex: str | None, grammar: Path | None) -> Grammar | None:
+    """What the answer is to look like; None = as the model likes.
+
+    Raises:
+        BadInput: two are given, or a file cannot be read.
+    """
+    from headway.core.errors import BadInput
+    from headway.core.grammar import Grammar
+
+    given = {"--json-schema": json_schema, "--regex": regex, "--grammar": grammar}
+    asked = [(name, one) for name, one in given.items() if one is not None]
+    if not asked:
+        return None
+    (option, value), *more = asked
+    if more:
+        raise BadInput(more[0][0], f"not together with {option}; give one of them")
+    try:
+        source = value.read_text() if isinstance(value, Path) else value
+        return {"--json-schema": Grammar.json_schema, "--regex": Grammar.regex, "--grammar": Grammar.ebnf}[option](
+            source
+        )
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(option, f"{value} cannot be read: {error}") from None
+    except BadInput as error:
+        raise BadInput(option, str(error).partition(": ")[2]) from None
 
 
 def with_options(

@@ -62,7 +62,7 @@ def serve(
             model=name,
             engine_options=msgspec.json.encode(engines[name]),
             queue=engine.queue,
-            load_text=partial(ModelText, info),
+            load_text=partial(ModelText, info, server.tool_parser),
             chats=info.tokenizer.chat_template is not None,
         )
         for name, info in known.items()

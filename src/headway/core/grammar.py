@@ -38,6 +38,11 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not isinstance(self.source, str) or not 0 < len(self.source) <= MAX_GRAMMAR:
             raise BadInput("grammar", f"its source must be a text of 1 to {MAX_GRAMMAR} characters")
 
+    def as_json(self) -> dict[str, Any]:
+        """As vLLM's `structured_outputs` says it; of any kind but "compiled"."""
+        name = {"json_schema": "json"}.get(self.kind, self.kind)
+        return {name: json.loads(self.source) if self.kind in ("json_schema", "choice") else self.source}
+
     @classmethod
     def json_schema(cls, schema: str | bool | Mapping[str, Any]) -> Grammar:
         """JSON that is valid by a schema, given as such or as its text."""

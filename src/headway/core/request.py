@@ -13,6 +13,7 @@ import msgspec
 
 from headway.core.errors import BadInput, shown
 from headway.core.grammar import Grammar
+from headway.core.thinking import Thinking
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
@@ -51,7 +52,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         include_stop_str_in_output: the text ends with the stop string, or the text of the stop id, that ended it.
         skip_special_tokens: control tokens have no text; else their names.
         ignore_eos: do not stop at the model's end-of-sequence ids.
-        thinking_budget: reserved; refused until reasoning parsers are built.
+        thinking_budget: most tokens of reasoning, of models that mark it; then it is closed. None = no limit.
+        thinking: how they mark it; found out from the model when a request is made.
 
     Raises:
         BadInput: a field is out of range; the message says what is accepted.
@@ -80,6 +82,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
     ignore_eos: bool = False
     thinking_budget: int | None = None
+    thinking: Thinking | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -121,7 +124,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.grammar is not None and self.ignore_eos:
             raise BadInput("ignore_eos", "not together with a grammar: where that is complete, the text ends")
         if self.thinking_budget is not None:
-            raise BadInput("thinking_budget", "not supported by this version; leave it out")
+            _integer("thinking_budget", self.thinking_budget, 0, None)
 
     def but(self, given: Mapping[str, Any]) -> SamplingParams:
         """These, changed by what was given; None = was not.

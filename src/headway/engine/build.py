@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from headway.scheduling.scheduler import Scheduler
 from headway.text.chat import encode_chat
 from headway.text.grammar import GrammarChecker
 from headway.text.template import ChatTemplate
+from headway.text.thinking import TAIL, thinking_of
 from headway.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -98,7 +100,7 @@ class Engine:
         self.loop = loop
         self.tokenizer = tokenizer
         self._resources = resources
-        self._grammars = GrammarChecker(tuple(tokenizer.special_ids))
+        self._grammars = GrammarChecker(tokenizer.special_ids)
         resources.callback(self._grammars.close)
         source = model.info.tokenizer.chat_template
         self.template = None if source is None else ChatTemplate(source, tokenizer.template_tokens())
@@ -157,12 +159,19 @@ class Engine:
             raise BadInput("messages", f"{self.info.name} has no chat template; give a plain prompt")
         return encode_chat(self.template, self.tokenizer, messages)
 
-    def compiled(self, params: SamplingParams) -> SamplingParams:
-        """These parameters with their grammar, if there is one, tried and ready for `loop.submit`.
+    def compiled(self, params: SamplingParams, prompt: Sequence[int]) -> SamplingParams:
+        """These parameters with their grammar, if there is one, tried and ready for `loop.submit`, and with how the
+        model marks the reasoning after `prompt`, if that matters.
 
         Raises:
             BadInput: it cannot be followed.
         """
+        if params.thinking is None and (params.thinking_budget is not None or params.grammar is not None):
+            tail = self.tokenizer.decode(prompt[-TAIL:], skip_special=False)
+            encode = partial(self.tokenizer.encode, add_special=False)
+            template = self.info.tokenizer.chat_template or ""
+            thinking = thinking_of(template, encode, tail, params.thinking_budget)
+            params = msgspec.structs.replace(params, thinking=thinking)
         if params.grammar is None or self.loop.grammars is None:
             return params
         grammar = self._grammars.check(params.grammar)

@@ -226,7 +226,7 @@ class LLM:
         """
         if not isinstance(params, SamplingParams):
             raise BadInput("params", f"{type(params).__name__} is not SamplingParams")
-        params = self.engine.compiled(params)
+        params = self.engine.compiled(params, tokens)
         with self._engine() as loop:
             id = f"llm-{next(self._ids)}"
             arrival = loop.clock.now()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -62,10 +61,10 @@ class Grammars:
             self._kept.move_to_end(grammar)
         return future
 
-    def state(self, grammar: Grammar, tokens: Sequence[int]) -> GrammarState:
-        """A row's place in a grammar after `tokens`; one that is not here any more is compiled again, now."""
+    def state(self, grammar: Grammar) -> GrammarState:
+        """A row's own place in a grammar, at its start; one that is not here any more is compiled again, now."""
         matcher = self.begin(grammar).result()
-        return GrammarState(matcher.deep_copy(), self._tokenizer.vocab_size, tokens)
+        return GrammarState(matcher.deep_copy(), self._tokenizer.vocab_size)
 
     def close(self) -> None:
         """Forget everything."""

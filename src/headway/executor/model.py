@@ -106,11 +106,11 @@ class ModelExecutor:
         return number or 0
 
     def _grammar_of(self, init: RowInit) -> GrammarState | None:
-        """Where the row is in its grammar, after what it has generated."""
+        """The row's own place in its grammar."""
         if init.params.grammar is None:
             return None
         assert self._grammars is not None, "admission saw to it"
-        return self._grammars.state(init.params.grammar, init.tokens[init.prompt_len :])
+        return self._grammars.state(init.params.grammar)
 
     def _emit(self, plan: StepPlan, logits: AnyLogits, layout: Layout) -> StepResult:
         """Sample where the plan says so. The token drawn is at the position behind what is cached."""

@@ -119,6 +119,9 @@ class RecordingBackend:
     ) -> Undo:
         return self._inner.adjust(logits, numbers, rows, positions)
 
+    def vocab(self, logits: AnyLogits) -> int:
+        return self._inner.vocab(logits)
+
     def mask(self, logits: AnyLogits, numbers: Sequence[int], masks: np.ndarray) -> Undo:
         return self._inner.mask(logits, numbers, masks)
 

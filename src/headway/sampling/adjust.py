@@ -61,7 +61,7 @@ def adjust(logits: np.ndarray, row: RowState, position: int) -> np.ndarray:
     Raises:
         RowFailure: its grammar cannot be followed any further.
     """
-    mask = row.mask(position)
+    mask = row.mask(position, len(logits))
     if not row.adjusts and mask is None:
         return logits
     adjusted = logits.copy()

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from llguidance import LLMatcher
 
-from headway.sampling.rows import RowFailure
-
-WORD = 32  # tokens per word of a mask: a tile of logits
+from headway.sampling.rows import WORD, RowFailure, only
 
 
 class GrammarState:
@@ -18,17 +14,14 @@ class GrammarState:
     Args:
         matcher: at the start of the grammar; this row's own.
         vocab: how many tokens its tokenizer has.
-        tokens: what the row has generated already.
     """
 
     __slots__ = ("_matcher", "_problem", "_words")
 
-    def __init__(self, matcher: LLMatcher, vocab: int, tokens: Iterable[int] = ()) -> None:
+    def __init__(self, matcher: LLMatcher, vocab: int) -> None:
         self._matcher = matcher
         self._words = -(-vocab // WORD)
         self._problem = ""
-        for token in tokens:
-            self.take(token)
 
     def take(self, token: int) -> None:
         """A token became part of the row."""
@@ -52,8 +45,7 @@ class GrammarState:
         if self._problem:
             raise RowFailure(f"the grammar cannot be followed any further: {self._problem}")
         if held is not None and len(held):
-            rest = words.copy()
-            np.bitwise_and.at(rest, held // WORD, ~(np.uint32(1) << (held % WORD).astype(np.uint32)))
+            rest = words & ~only(held, self._words * WORD)
             if rest.any():
                 return rest
         return words

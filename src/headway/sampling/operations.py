@@ -36,6 +36,10 @@ class LogitOps(Protocol):
         `positions`."""
         ...
 
+    def vocab(self, logits: AnyLogits) -> int:
+        """How many tokens each row has a logit for."""
+        ...
+
     def mask(self, logits: AnyLogits, numbers: Sequence[int], masks: np.ndarray) -> Undo:
         """Forbid tokens: rows `numbers` may only draw what is set in uint32 [n, words], a bit per token, the
         lowest first; a token behind them may not be drawn."""
@@ -61,6 +65,9 @@ class NumpyLogits:
         self, logits: Logits, numbers: Sequence[int], rows: Sequence[RowState], positions: Sequence[int]
     ) -> Undo:
         return adjust_rows(logits, numbers, rows, positions)
+
+    def vocab(self, logits: Logits) -> int:
+        return logits.rows.shape[1]
 
     def mask(self, logits: Logits, numbers: Sequence[int], masks: np.ndarray) -> Undo:
         return mask_rows(logits, numbers, masks)

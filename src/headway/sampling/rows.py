@@ -11,9 +11,13 @@ import numpy as np
 from headway.core.errors import BadInput
 from headway.core.request import MAX_BAD, SamplingParams
 from headway.core.step import RowInit
+from headway.sampling.thinking import ThinkingState
 
 if TYPE_CHECKING:
     from headway.sampling.grammar import GrammarState
+
+
+WORD = 32  # tokens per word of a mask: a tile of logits
 
 
 class RowFailure(Exception):
@@ -56,7 +60,7 @@ class RowState:
     """One row of the sampler. Created from a RowInit (again after a preemption, with the same outcome).
 
     Args:
-        grammar: where its text is in its grammar; None = it has none.
+        grammar: at its start; None = it has none.
 
     Attributes:
         params: its sampling parameters; the seed is set.
@@ -65,15 +69,17 @@ class RowState:
         held_ids: ids masked until min_tokens are generated, int64.
         allowed: the only tokens that may be drawn, as a mask of `grammar.allowed`; None = all.
         adjusts: something changes single logits before a draw.
-        grammar: what says which tokens may come next.
+        grammar: what says which tokens may come next, but in its reasoning.
+        thinking: where it is in that; None = nobody asks.
+        end_ids: ids that end it, int64.
         output: counts of generated tokens; None if no penalty needs them.
         seen: counts of prompt and generated tokens; None if no penalty needs them.
         bias_ids, bias: logit_bias as arrays, int64 and float32.
     """
 
     __slots__ = (
-        "_tail", "adjusts", "allowed", "bias", "bias_ids", "choice", "first", "grammar", "held_ids", "output", "params",
-        "seed", "seen",
+        "_tail", "adjusts", "allowed", "bias", "bias_ids", "choice", "end_ids", "first", "grammar", "held_ids",
+        "output", "params", "seed", "seen", "thinking",
     )  # fmt: skip
 
     def __init__(self, init: RowInit, grammar: GrammarState | None = None) -> None:
@@ -84,6 +90,11 @@ class RowState:
         self.seed = params.seed
         self.choice = init.choice
         self.grammar = grammar
+        self.thinking = None if params.thinking is None else ThinkingState(params.thinking)
+        self.end_ids = np.array(init.stop_ids, np.int64)
+        if grammar is not None or self.thinking is not None:
+            for token in init.tokens[init.prompt_len :]:
+                self._follow(token)
         self.first = init.prompt_len
         self.held_ids = np.array(init.stop_ids if params.min_tokens else (), np.int64)
         counts_output = params.presence_penalty != 0 or params.frequency_penalty != 0
@@ -91,20 +102,35 @@ class RowState:
         self.seen = TokenCounts(init.tokens) if params.repetition_penalty != 1 else None
         self.bias_ids = np.array([token for token, _ in params.logit_bias], np.int64)
         self.bias = np.array([bias for _, bias in params.logit_bias], np.float32)
-        self.allowed = _mask_of(params.allowed_token_ids) if params.allowed_token_ids else None
+        self.allowed: np.ndarray | None = None
+        if params.allowed_token_ids:
+            ids = np.array(params.allowed_token_ids, np.int64)
+            self.allowed = only(ids, int(ids.max()) + 1)
         self._tail = list(init.tokens[init.prompt_len :])[-MAX_BAD:] if params.bad_token_ids else None
         holds = (len(self.held_ids) or params.bad_token_ids) and grammar is None
         self.adjusts = bool(counts_output or self.seen is not None or len(self.bias_ids) or holds)
 
-    def mask(self, position: int) -> np.ndarray | None:
-        """The tokens that may follow, as `GrammarState.mask`, by its grammar and `allowed`; None = all.
+    def mask(self, position: int, vocab: int) -> np.ndarray | None:
+        """The tokens that may come next by its grammar, its reasoning and `allowed`, a bit each, the lowest first ->
+        uint32 [words]; None = all.
 
         Raises:
             RowFailure: the grammar cannot be followed any further.
         """
+        thinking = self.thinking
+        if thinking is not None and thinking.active:
+            if thinking.forced is not None:
+                return only(np.array([thinking.forced]), vocab)
+            # A text that must follow a grammar does not end before it begins to.
+            return self.allowed if self.grammar is None else self._allowed_of(~only(self.end_ids, vocab))
         if self.grammar is None:
             return self.allowed
         words = self.grammar.mask(self.forbidden(position))
+        if thinking is not None and thinking.undecided:
+            words |= only(np.array([thinking.start]), len(words) * WORD)
+        return self._allowed_of(words)
+
+    def _allowed_of(self, words: np.ndarray) -> np.ndarray:
         if self.allowed is None:
             return words
         width = min(len(words), len(self.allowed))
@@ -113,7 +139,7 @@ class RowState:
     @property
     def masks(self) -> bool:
         """Whether `mask` may forbid something."""
-        return self.grammar is not None or self.allowed is not None
+        return self.grammar is not None or self.thinking is not None or self.allowed is not None
 
     def forbidden(self, position: int) -> np.ndarray:
         """Ids that may not be drawn at `position`: those that would stop it too early or end a bad sequence."""
@@ -135,16 +161,19 @@ class RowState:
             self.seen.add(token)
         if self._tail is not None:
             self._tail = [*self._tail, token][-MAX_BAD:]
-        if self.grammar is not None:
+        self._follow(token)
+
+    def _follow(self, token: int) -> None:
+        in_reasoning = self.thinking is not None and self.thinking.take(token)
+        if self.grammar is not None and not in_reasoning:
             self.grammar.take(token)
 
 
-def _mask_of(ids: Iterable[int]) -> np.ndarray:
-    """Token ids as bits, the lowest first -> uint32 [words]."""
-    given = np.array(sorted(set(ids)), np.int64)
-    bits = np.zeros((int(given[-1]) // 32 + 1) * 32, np.uint8)
-    bits[given] = 1
-    return np.packbits(bits, bitorder="little").view(np.uint32)
+def only(ids: np.ndarray, vocab: int) -> np.ndarray:
+    """A mask of nothing but `ids` -> uint32 [ceil(vocab / WORD)]."""
+    words = np.zeros(-(-vocab // WORD), np.uint32)
+    np.bitwise_or.at(words, ids // WORD, np.uint32(1) << (ids % WORD).astype(np.uint32))
+    return words
 
 
 def _ends_with(tokens: list[int], ids: Sequence[int]) -> bool:

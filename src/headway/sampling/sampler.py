@@ -93,10 +93,11 @@ class Sampler:
     ) -> tuple[Undo | None, dict[int, str]]:
         """Forbid what the rows' grammars do -> (how to take that back, entries whose grammar is lost, and why)."""
         numbers, masks, lost = [], [], {}
+        vocab = self._ops.vocab(logits)
         for entry, state in special:
             if state.masks:
                 try:
-                    mask = state.mask(int(positions[entry]))
+                    mask = state.mask(int(positions[entry]), vocab)
                 except RowFailure as failure:
                     lost[entry] = str(failure)
                     continue

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec.structs import replace
 
 from headway.core.errors import BadInput
+from headway.core.grammar import Grammar
 from headway.core.receipts import Receipt
 from headway.core.request import Finish, SamplingParams
 from headway.engine.messages import Delta, Refusal, Submit
@@ -62,7 +63,8 @@ class Query:
         priority: its class; a lower one goes first.
         stream: answer piece by piece.
         echo: the answer begins with the prompt.
-        field, limit_field: what the API calls messages or prompts, and `max_tokens`, for errors.
+        field, limit_field, grammar_field: what the API calls messages or prompts, `max_tokens`, and the grammar in
+            `params`, for errors.
         id_prefix: of the answer's id.
         format: makes what writes the answer.
     """
@@ -87,6 +89,7 @@ class Query:
     echo: bool = False
     field: str
     limit_field: str = "max_tokens"
+    grammar_field: str = "grammar"
     id_prefix: str
     format: Callable[[Answer], Format]
 
@@ -133,7 +136,7 @@ class Answer:
         created: Unix seconds.
         submits: what the engine is asked, one per prompt of `prompts`.
         choices: in order of their index.
-        completion_tokens: generated so far, by all choices.
+        completion_tokens: generated so far, by all choices; `reasoning_tokens`, how many of them in reasoning.
         admitted: when the first prompt got its cache blocks, ps; None = not yet.
         receipt: what its choices that have ended took of the machine.
         itemise: makes the bill that usage shows; None = it shows none.
@@ -170,7 +173,7 @@ class Answer:
         n = query.params.n
         self.prompts = [prompt for prompt, _ in prompts]
         self.choices = [Choice(index, self.prompts[index // n]) for index in range(len(prompts) * n)]
-        self.completion_tokens = 0
+        self.completion_tokens = self.reasoning_tokens = 0
         self.receipt = Receipt()
         self.itemise: Callable[[Receipt], dict[str, float]] | None = None
         self._check_size()
@@ -205,6 +208,10 @@ class Answer:
             problem = f"the answer could have {size >> 20} MiB, and {MAX_ANSWER_BYTES >> 20} are accepted"
             hint = "ask for fewer log-probabilities, choices or tokens" + ("" if stream else ", or stream it")
             raise BadInput("n" if params.logprobs is None else "logprobs", f"{problem}; {hint}")
+
+    def bind(self, grammar: Grammar) -> None:
+        """Let its choices follow a grammar, in its compiled form."""
+        self.submits = [replace(submit, params=replace(submit.params, grammar=grammar)) for submit in self.submits]
 
     @property
     def prompt_tokens(self) -> int:
@@ -272,7 +279,10 @@ class Answer:
             logprobs = self._shown[choice.index].push(delta.text, delta.logprobs, finish is not None)
         if parser is None:
             return Gain((Said(delta.text),) if delta.text else (), logprobs, finish)
+        before = parser.thinking
         read = [*parser.push(delta.text), *(parser.flush() if finish is not None else ())]
+        if before or parser.thinking:
+            self.reasoning_tokens += len(delta.tokens)
         parts: list[Part] = []
         for part in read:
             if isinstance(part, CallBegun):

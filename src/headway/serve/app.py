@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import headway
 from headway.core.errors import BadInput, HeadwayError, shown
+from headway.core.grammar import Grammar
 from headway.engine.ipc import Explained
 from headway.engine.machine import wall_clock
 from headway.engine.messages import Explain
@@ -41,6 +44,7 @@ from headway.serve.openapi import document
 from headway.serve.quotas import Quota, Quotas
 from headway.serve.receipts import RECEIPT_HEADER, itemised
 from headway.serve.store import Conversations
+from headway.serve.text import PromptReader
 from headway.serve.text_pool import TextPool
 
 PROBES = ("/health", "/ready")  # need no key
@@ -86,6 +90,7 @@ class Api:
         self._quotas = quotas or Quotas(Quota())
         self._price = None if price is None else price / len(models)
         self._pool = TextPool()
+        self._grammars = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._document = document()
         self.created = created
         self.lora_folder = lora_folder
@@ -148,9 +153,19 @@ class Api:
         if isinstance(value, bytes):
             return Response(value, headers=_texts(headers), media_type="application/json")
         model = self._named(value.query.model)
+        if value.query.params.grammar is not None:
+            value.bind(await self._compiled(model.reader, value.query.params.grammar, value.query.grammar_field))
         _ = model.reader  # it may have begun to drain meanwhile
         lease = self._quotas.admit(tenant, value.prompt_tokens)
         return Generation(model.link, self._pool, value, lease, headers)
+
+    async def _compiled(self, reader: PromptReader, grammar: Grammar, field: str) -> Grammar:
+        """As `GrammarChecker.check`; one that takes long holds up others that were not checked before, and no more."""
+        known = reader.grammars.known(grammar, field)
+        if known is not None:
+            return known
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._grammars, reader.grammars.check, grammar, field)
 
     def _check_open(self) -> None:
         """
@@ -214,6 +229,7 @@ class Api:
 
     def close(self) -> None:
         self._pool.close()
+        self._grammars.shutdown(wait=False, cancel_futures=True)
 
 
 def _badness(model: HostedModel) -> int:

@@ -139,10 +139,11 @@ class Dialect:
     id_header: bytes = b""
 
 
-def known_fields(*names: str) -> type[msgspec.Struct]:
-    """A base of body structs: fields that are known and of which nothing is honoured, of any type, null by default."""
+def known_fields(*names: str, base: type[msgspec.Struct] = msgspec.Struct) -> type[msgspec.Struct]:
+    """A base of body structs: fields that are known and of which nothing is honoured, of any type, null by default;
+    and those of another base."""
     fields = [(name, Any, None) for name in names]
-    return msgspec.defstruct("KnownFields", fields, kw_only=True, forbid_unknown_fields=True)
+    return msgspec.defstruct("KnownFields", fields, bases=(base,), kw_only=True, forbid_unknown_fields=True)
 
 
 def refuse(body: msgspec.Struct, neutral: Mapping[str, tuple[Any, ...]], where: str = "") -> None:

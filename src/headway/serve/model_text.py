@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,16 +13,20 @@ from headway.text.aside import step_back
 from headway.text.chat import Ending, encode_chat
 from headway.text.template import ChatTemplate
 from headway.text.tokenizer import Tokenizer
+from headway.text.tool_formats import format_of, named
 
 
 class ModelText:
     """A checkpoint's tokenizer and chat template, as `serve.text.Text`.
 
+    Args:
+        tool_parser: name of the format in which the model calls tools; None = the one its template goes with.
+
     Raises:
         ModelFileError: the tokenizer is missing, damaged, or of an unsupported kind.
     """
 
-    def __init__(self, info: ModelInfo) -> None:
+    def __init__(self, info: ModelInfo, tool_parser: str | None = None) -> None:
         self._name = info.name
         # Long texts are encoded by threads that step back for the engine. They hold Python's lock for an instant only:
         # a thread of low priority that held it longer would keep the event loop, which waits for it, from running.
@@ -33,6 +37,9 @@ class ModelText:
         self._template = None if source is None else ChatTemplate(source, self._tokenizer.template_tokens())
         self.vocab_size = self._tokenizer.vocab_size
         self.knows_developer = source is not None and "developer" in source
+        self.control_tokens: Mapping[str, int] = self._tokenizer.special_ids
+        self.template = source or ""
+        self.tool_format = format_of(self.template) if tool_parser is None else named(tool_parser)
         self.longest_token = self._tokenizer.longest()
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:

@@ -11,6 +11,7 @@ from headway.core.clock import MAX_SECONDS
 from headway.core.options import Option, Options, table
 from headway.serve.logs import ACCESS, LEVELS
 from headway.serve.quotas import MOST, Quota
+from headway.text.tool_formats import BY_NAME
 
 
 class ServeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,6 +56,10 @@ class ServeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         int | None, Option("Generated tokens a minute of each key.", least=1, most=MOST)
     ] = None
     max_concurrent: Annotated[int | None, Option("Requests of each key at once.", least=1, most=MOST)] = None
+    tool_parser: Annotated[
+        str | None,
+        Option("How the model writes calls of tools; default: as its chat template tells.", choices=tuple(BY_NAME)),
+    ] = None
     price: Annotated[
         float | None,
         Option(

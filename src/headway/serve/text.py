@@ -9,10 +9,14 @@ from typing import Any, Protocol
 from headway.core.errors import BadInput
 from headway.core.request import SamplingParams
 from headway.serve.answer import Answer, Query
+from headway.serve.calling import bound, offered, told
 from headway.serve.choice import Prompt
 from headway.serve.conversation import Message, Tool, template_messages, template_tools
 from headway.serve.errors import ApiError
 from headway.text.chat import Ending
+from headway.text.grammar import GrammarChecker
+from headway.text.thinking import TAIL
+from headway.text.tool_formats import ToolFormat
 
 MAX_MESSAGES = 4096
 
@@ -23,6 +27,9 @@ class Text(Protocol):
     vocab_size: int
     longest_token: int  # characters of the longest token: a text of more than n times that has more than n tokens
     knows_developer: bool  # the chat template has a `developer` role of its own
+    control_tokens: Mapping[str, int]  # tokens that are no text, by name
+    template: str  # the chat template's source; "" = there is none
+    tool_format: ToolFormat  # how the model calls tools
 
     def encode(self, text: str, add_special: bool = True) -> list[int]: ...
 
@@ -59,6 +66,7 @@ class PromptReader:
         self.text = text
         self.max_model_len = max_model_len
         self.default_params = default_params
+        self.grammars = GrammarChecker(text.control_tokens)
 
     def answer(self, query: Query, tenant: str, arrival: int, deadline: float | None = None) -> Answer:
         """A query, tokenised and ready for the engine. Arguments as of `Answer`.
@@ -66,11 +74,11 @@ class PromptReader:
         Raises:
             HeadwayError: the request is at fault.
         """
-        if query.tools and query.tool_choice.mode != "none":
-            raise ApiError(400, "tools: not supported by this server; leave it out", param="tools", code="unsupported")
         if query.messages is not None:
+            tools = offered(query)
             variables = {**query.reasoning.variables(), **query.variables}
-            tokens = self.chat(query.messages, query.ending, query.tools, variables)
+            tokens = self.chat(query.messages, query.ending, tools, variables)
+            query = bound(query, tools, self.text, self.text.decode(tokens[-TAIL:], skip_special=False))
             tokenised, fields = [Prompt(tokens[-query.truncate :] if query.truncate else tokens)], [query.field]
         else:
             many = len(query.prompts) > 1
@@ -89,6 +97,7 @@ class PromptReader:
         """Ids of a conversation."""
         if not 0 < len(messages) <= MAX_MESSAGES:
             raise BadInput("messages", f"give 1 to {MAX_MESSAGES} messages")
+        messages, tools = told(messages, tools, self.text)
         plain = template_messages(messages, self.text.knows_developer)
         options: dict[str, Any] = {}
         if tools:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -27,11 +28,11 @@ class GrammarChecker:
     """Tries grammars, one at a time, in a process of its own that starts with the first one. Thread-safe.
 
     Args:
-        control: the names of the model's control tokens, which a grammar may ask for.
+        control: ids of the model's control tokens by name; a grammar may ask for either.
     """
 
-    def __init__(self, control: Sequence[str] = ()) -> None:
-        self._control = msgspec.msgpack.encode(list(control))
+    def __init__(self, control: Mapping[str, int] = MappingProxyType({})) -> None:
+        self._control = msgspec.msgpack.encode(dict(control))
         self._process: GuardedProcess | None = None
         self._asking = threading.Lock()
         self._memory = threading.Lock()

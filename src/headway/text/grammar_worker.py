@@ -4,8 +4,8 @@ A grammar is somebody's program for a compiler in another language: some take mi
 the process. Here that does no harm.
 
 Arguments: file descriptor of a socket, processor seconds per grammar, bytes of memory. Messages on the socket are
-MessagePack: first the names of the model's control tokens, then (kind, source) of one `core.grammar.Grammar` after
-another, each answered by (outcome, text): "ok" with llguidance's own form of it, or "refused" with why.
+MessagePack: first the ids of the model's control tokens by name, then (kind, source) of one `core.grammar.Grammar`
+after another, each answered by (outcome, text): "ok" with llguidance's own form of it, or "refused" with why.
 """
 
 from __future__ import annotations
@@ -31,18 +31,21 @@ class Refused(Exception):
 
 
 class ByteVocabulary:
-    """Every byte is a token, and so is each control token: what a grammar allows does not depend on more."""
+    """The model's control tokens, and behind them every byte as a token: what a grammar allows needs no more."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, control: list[str]) -> None:
-        self.tokens = [bytes([byte]) for byte in range(256)] + [name.encode() for name in (*control, "<|end|>")]
-        self.special_token_ids = range(256, len(self.tokens))
+    def __init__(self, control: dict[str, int]) -> None:
+        self._first = max(control.values(), default=-1) + 1
+        self.tokens = [b""] * self._first + [bytes([byte]) for byte in range(256)] + [b"<|the end|>"]
+        for name, id in control.items():
+            self.tokens[id] = name.encode()
         self.eos_token_id = len(self.tokens) - 1
+        self.special_token_ids = [*control.values(), self.eos_token_id]
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return list(text if isinstance(text, bytes) else text.encode())
+        return [self._first + byte for byte in (text if isinstance(text, bytes) else text.encode())]
 
 
 def compiled(kind: str, source: str) -> str:

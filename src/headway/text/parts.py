@@ -38,7 +38,14 @@ Part = Said | Thought | CallBegun | CallArguments
 
 
 class PartParser(Protocol):
-    """Reads the text of one choice as it comes. What it gives does not depend on where the text is cut."""
+    """Reads the text of one choice as it comes. What it gives does not depend on where the text is cut.
+
+    Attributes:
+        thinking: what comes now belongs to the model's reasoning.
+    """
+
+    @property
+    def thinking(self) -> bool: ...
 
     def push(self, text: str) -> Sequence[Part]:
         """The parts that became certain with this text."""

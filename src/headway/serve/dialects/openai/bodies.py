@@ -16,6 +16,7 @@ from headway.core.request import SamplingParams
 from headway.serve.dialect import known_fields, refuse
 from headway.serve.dialects.openai.messages import Message, NamedTool
 from headway.serve.errors import ApiError
+from headway.serve.structured import Structured
 from headway.serve.tools import ToolBody
 from headway.text.chat import Ending
 
@@ -29,7 +30,6 @@ DEFAULT_COMPLETION = 16  # tokens, as OpenAI has it
 
 # Known, would change the answer, not built: refused unless null or one of these values that ask for nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "audio": (),
@@ -39,8 +39,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "suffix": ("",),
-    "thinking_token_budget": (),
-    "structured_outputs": (),
     "typical_p": (1,),
     "tfs": (1,),
     "top_a": (0,),
@@ -66,9 +64,9 @@ IGNORED = (
     "background_tasks", "tool_ids", "tool_servers", "filter_ids", "extra_headers", "drop_params", "cache_prompt",
 )  # fmt: skip
 if TYPE_CHECKING:
-    _Known = msgspec.Struct
+    _Known = Structured
 else:
-    _Known = known_fields(*IGNORED, *(name for name in REFUSED if name != "suffix"))
+    _Known = known_fields(*IGNORED, *(name for name in REFUSED if name != "suffix"), base=Structured)
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -101,6 +99,7 @@ class Sampling(_Known, forbid_unknown_fields=True, kw_only=True):
     repetition_penalty: float | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    thinking_token_budget: int | None = None
     priority: int | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -301,6 +300,8 @@ def sampling_params(body: Sampling, vocab_size: int, defaults: SamplingParams) -
         "include_stop_str_in_output": body.include_stop_str_in_output,
         "skip_special_tokens": body.skip_special_tokens,
         "allowed_token_ids": _allowed(body.allowed_token_ids, vocab_size),
+        "thinking_budget": body.thinking_token_budget,
+        "grammar": body.grammar()[0],
         "logprobs": alternatives,
         "prompt_logprobs": _prompt_logprobs(body, alternatives),
     }

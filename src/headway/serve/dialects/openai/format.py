@@ -161,11 +161,13 @@ class _Format:
 
     def _totals(self) -> Fields:
         answer = self._answer
+        details = {"reasoning_tokens": answer.reasoning_tokens}
         return {
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": answer.completion_tokens,
             "total_tokens": answer.prompt_tokens + answer.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+            **({"completion_tokens_details": details} if answer.query.parser else {}),
             **answer.bill,
         }
 

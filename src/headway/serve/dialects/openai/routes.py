@@ -73,7 +73,7 @@ def _common(body: Sampling, host: Host) -> tuple[ModelHost, dict[str, Any]]:
         raise BadInput("priority", f"{priority} needs a server with --policy priority; accepted here: 0")
     return model, {
         "model": model.name, "adapter": adapter, "params": params, "max_tokens": body.limit(), "stream": body.streams,
-        "priority": priority, "truncate": body.truncate_prompt_tokens,
+        "priority": priority, "truncate": body.truncate_prompt_tokens, "grammar_field": body.grammar()[1],
     }  # fmt: skip
 
 
