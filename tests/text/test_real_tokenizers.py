@@ -14,7 +14,7 @@ from headway.model.load import describe
 from headway.text.gguf_pieces import merge_pairs
 from headway.text.source import TokenizerSource
 from headway.text.tokenizer import Tokenizer
-from tests.published import gemma, tokenizer_folder
+from tests.published import gemma, tekken, tokenizer_folder
 from tests.text.small_tokenizers import TRICKY, gguf_source
 
 NASTY = [
@@ -154,3 +154,15 @@ def test_what_a_gguf_header_tells_of_added_tokens_is_what_the_library_makes_of_i
     assert decoded == [(built.token_bytes(id), built.token_bytes(id, skip_special=False)) for id in ends]
     assert all(built._text(id) == built._tokenizer.id_to_token(id) for id in ends)
     assert built.longest() == max(len(built.token_bytes(id, skip_special=False)) for id in range(built.vocab_size))
+
+
+def test_tekken_cuts_text_as_its_makers_do() -> None:
+    """Their files have ranks instead of merges: a word that is a token is one, and so it is here."""
+    original = json.loads(tekken().read_text())["config"]["pattern"]
+    words = tokenizers.pre_tokenizers.Split(tokenizers.Regex(original), "isolated")
+    header = {"model": "gpt2", "pre": "tekken", "tokens": ["a"], "token_type": [1], "merges": []}
+    ours = Tokenizer(gguf_source({f"tokenizer.ggml.{key}": value for key, value in header.items()}))._tokenizer
+    assert ours.model.ignore_merges
+    for text in NASTY:
+        spans = [span for _, span in words.pre_tokenize_str(text)]
+        assert [span for _, span in ours.pre_tokenizer.pre_tokenize_str(text)] == spans, repr(text)
