@@ -111,7 +111,10 @@ class Machine:
         assert timing is not None, "calibrate fits these formats"
         like: Deployed = deployed(engine.shape, device_of(profile), 1, Setup(host_us=1e6 * host), profile=profile)
         limits = msgspec.structs.replace(engine.loop.scheduler.limits, max_in_flight=1)
-        here = msgspec.structs.replace(like, model=timing.model, limits=limits, budget=engine.pacing.budget)
+        budget = engine.pacing.budget  # less what single steps vary by, which the engine learns
+        if budget.milliseconds is not None:
+            budget = msgspec.structs.replace(budget, milliseconds=budget.milliseconds / timing.high)
+        here = msgspec.structs.replace(like, model=timing.model, limits=limits, budget=budget)
         return play(here, source, load).summary
 
 

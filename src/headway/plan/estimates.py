@@ -96,7 +96,7 @@ def _here(timing: Timing, deployment: Deployment) -> Estimate:
     if reason:
         return bound
     prompt, output = round(deployment.prompt), round(deployment.output)
-    load = loop_of(timing.model, deployment).at(deployment.concurrency)
+    load = loop_of(timing, deployment).at(deployment.concurrency)
     terms = timing.model.met(decode_step(timing.model.shape, load.batch, prompt + output / 2))
     return Estimate(
         "estimate", bound.bound_tpot, bound.bound_ttft, timing.range(load.tpot), timing.range(load.ttft),

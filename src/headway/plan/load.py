@@ -27,7 +27,8 @@ from headway.roofline.constants import resolve
 from headway.roofline.deployment import Deployment
 from headway.roofline.loop import Columns, Fleet, Loop
 from headway.roofline.queueing import queue_quantile, queue_seconds
-from headway.roofline.step import StepTime, mixed_step
+from headway.roofline.step import mixed_step
+from headway.roofline.timing import Timing
 
 CHUNKS = (8192, 4096, 2048, 1024, 512, 256)
 MOST = 4096  # requests in flight on one replica, whatever its memory holds
@@ -153,9 +154,9 @@ def curves(deployments: Sequence[Deployment]) -> list[Curve]:
     ]  # fmt: skip
 
 
-def measured_curve(model: StepTime, deployment: Deployment) -> Curve:
+def measured_curve(timing: Timing, deployment: Deployment) -> Curve:
     """A replica of our own engine on a measured machine, whose chunks are as long as its step budget lets them be."""
-    loop = loop_of(model, deployment)
+    loop = loop_of(timing, deployment)
     grid = np.geomspace(1.0, max(2.0, loop.rows), LOADS)
     loads = [loop.at(float(flying)) for flying in grid]
     steps = np.array([max(1.0, loop.fresh / load.chunk) for load in loads])

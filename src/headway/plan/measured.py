@@ -19,6 +19,7 @@ from headway.engine.options import EngineOptions
 from headway.engine.warmup import usual_step_ms
 from headway.roofline.deployment import Deployment
 from headway.roofline.step import StepTime, decode_step, mixed_step, prefill_step
+from headway.roofline.timing import Timing
 from headway.scheduling.budget import Budget
 
 ROUNDS = 60  # of the fixed point; halved steps, so it settles long before
@@ -48,6 +49,7 @@ class ClosedLoop(msgspec.Struct, frozen=True):
         model: seconds of its steps.
         prompt, output: tokens of a request. cached: of the prompt, found in the prefix cache.
         rows: requests that it holds at most.
+        slowness: how much longer than predicted most steps take, which the scheduler allows for.
     """
 
     model: StepTime
@@ -55,6 +57,7 @@ class ClosedLoop(msgspec.Struct, frozen=True):
     output: int
     rows: float
     cached: int = 0
+    slowness: float = 1.0
 
     @property
     def fresh(self) -> int:
@@ -101,7 +104,7 @@ class ClosedLoop(msgspec.Struct, frozen=True):
         """Prompt tokens of a step beside these decodes, and its seconds; a chunk from the middle of the prompt."""
         shape, fresh = self.model.shape, self.fresh
         budget = Budget()
-        one = usual_step_ms(1e3 * self.model.predict(decode_step(shape, 1, 1)))
+        one = usual_step_ms(1e3 * self.model.predict(decode_step(shape, 1, 1))) / self.slowness
         base = self.model.predict(decodes) * 1e3 if decodes else 0.0
         until = max(one, base + budget.least * one) if decodes else budget.alone * one
 
@@ -116,8 +119,9 @@ class ClosedLoop(msgspec.Struct, frozen=True):
         return fits, seconds(fits)
 
 
-def loop_of(model: StepTime, deployment: Deployment) -> ClosedLoop:
+def loop_of(timing: Timing, deployment: Deployment) -> ClosedLoop:
     """The closed loop of a deployment on the measured machine."""
     prompt, output = max(1, round(deployment.prompt)), max(1, round(deployment.output))
     rows = min(deployment.capacity, float(OURS.max_rows))
-    return ClosedLoop(model, prompt, output, rows, round(min(deployment.cached, prompt - 1)))
+    cached = round(min(deployment.cached, prompt - 1))
+    return ClosedLoop(timing.model, prompt, output, rows, cached, timing.high)

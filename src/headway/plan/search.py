@@ -175,7 +175,7 @@ def _as_measured(c: Candidate, wanted: Wanted) -> Candidate:
     timing = served_here(replica.shape, wanted.profile, replica.step_time())
     if timing.label == "bound":
         return c
-    curve = measured_curve(timing.model, d)
+    curve = measured_curve(timing, d)
     return msgspec.structs.replace(c, mixed=curve, decode=curve, basis="measured")
 
 

@@ -151,6 +151,8 @@ def deployed(
     milliseconds = setup.step_ms
     if milliseconds is None and cpu:
         milliseconds = usual_step_ms(1e3 * timing.model.predict(decode_step(priced.shape, 1, 1)))
+    if milliseconds is not None:
+        milliseconds /= timing.high  # steps vary, and a scheduler that serves sizes chunks so that most end in time
     hourly = device.price.typical if price is None and device.price else price
     budget = Budget(tokens=tokens, milliseconds=milliseconds)
     return Deployed(priced, setup, timing.model, _label(timing), memory, limits, budget, hourly)
