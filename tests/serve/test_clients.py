@@ -153,6 +153,7 @@ def test_a_real_model_answers_the_same_whole_streamed_and_again(tiny: Server) ->
 
 
 HI = {"role": "user", "content": "say:hi"}
+SAY_HI = {"type": "text", "text": "say:hi"}
 
 
 @pytest.mark.parametrize(
@@ -172,6 +173,37 @@ HI = {"role": "user", "content": "say:hi"}
         {"messages": [HI], "parallel_tool_calls": True, "anything": None},  # LangChain
         {"messages": [{**HI, "name": None, "refusal": None, "audio": None, "tool_calls": [], "function_call": None}]},
         {"messages": [HI], "response_format": {"type": "text"}},  # Dify
+        {  # Continue
+            "messages": [{"role": "system", "content": "Be an agent."}, {**HI, "content": [SAY_HI]}],
+            "model": "scripted",
+            "temperature": 0.2,
+            "top_p": 1,
+            "frequency_penalty": 0,
+            "presence_penalty": 0,
+            "stop": ["<|im_end|>"],
+            "parallel_tool_calls": False,
+            "prediction": None,
+            "tools": None,
+        },
+        {  # Open WebUI's titles, in the background
+            "messages": [HI],
+            "model": "scripted",
+            "max_completion_tokens": 2,
+            "stream": False,
+            "seed": None,
+            "metadata": {"task": "title_generation", "task_body": {"chat_id": "a"}, "chat_id": "a"},
+            "params": {},
+            "tool_servers": [],
+            "background_tasks": {"title_generation": True},
+        },
+        {  # LiteLLM
+            "messages": [HI],
+            "model": "scripted",
+            "extra_body": {},
+            "metadata": {},
+            "user": "a",
+            "drop_params": True,
+        },
     ],
     ids=str,
 )
@@ -187,3 +219,31 @@ def test_what_would_change_the_answer_is_never_ignored(server: Server, field: di
     """Reported t2-047."""
     refused = server.post("/v1/chat/completions", {"messages": [HI], **field})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == next(iter(field))
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_what_lm_eval_sends_to_score_a_continuation(tiny: Server, batched: bool) -> None:
+    """Its `local-completions`: the log-probabilities of the prompt, and whether greedy decoding would give it."""
+    ids = tiny.post("/tokenize", {"prompt": "The quick brown fox jumps"}).json()["tokens"]
+    body = {"model": "tiny", "prompt": [ids, ids[:-1]] if batched else [ids], "temperature": 0, "max_tokens": 1,
+            "logprobs": 1, "seed": 1234, "echo": True}  # fmt: skip
+    choices = tiny.post("/v1/completions", body).json()["choices"]
+    for choice, prompt in zip(choices, (ids, ids[:-1]), strict=False):
+        lists = choice["logprobs"]
+        assert len(lists["token_logprobs"]) - 1 == len(prompt) == len(lists["tokens"]) - 1
+        scored = lists["token_logprobs"][1:-1]
+        greedy = [max(top.values()) == own for own, top in zip(scored, lists["top_logprobs"][1:-1], strict=True)]
+        assert sum(scored) < 0 and len(greedy) == len(prompt) - 1
+
+
+def test_an_echo_has_an_entry_for_what_was_generated_even_if_it_ended_there(server: Server) -> None:
+    body = {"prompt": "say:", "echo": True, "logprobs": 1, "max_tokens": 1}
+    lists = server.post("/v1/completions", body).json()["choices"][0]["logprobs"]
+    assert "".join(lists["tokens"]) == "say:" and len(lists["token_logprobs"]) == len("say:") + 1
+
+
+def test_what_lm_eval_sends_to_generate(tiny: Server) -> None:
+    body = {"model": "tiny", "prompt": ["The fox", "A dog"], "max_tokens": 8, "temperature": 0, "seed": 1234,
+            "stop": ["\n", "<|im_end|>"]}  # fmt: skip
+    answer = tiny.post("/v1/completions", body)
+    assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1]

@@ -181,7 +181,7 @@ class Answer:
         self.first = self.last = 0
         skip = query.params.skip_special_tokens
         self._shown = {
-            choice.index: ShownTokens(text, choice.prompt.tokens, skip)
+            choice.index: ShownTokens(text, choice.prompt.tokens, skip, keep_end=query.echo)
             for choice in self.choices
             if text is not None and query.params.logprobs is not None
         }

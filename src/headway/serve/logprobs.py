@@ -65,11 +65,14 @@ class ShownTokens:
     Args:
         prompt: what the text continues: it may end within a character.
         skip_special: control tokens have no text.
+        keep_end: the last token is there even without text: clients that score an echo take the last entry for what
+            was generated.
     """
 
-    def __init__(self, text: Text, prompt: Sequence[int], skip_special: bool) -> None:
+    def __init__(self, text: Text, prompt: Sequence[int], skip_special: bool, keep_end: bool = False) -> None:
         self._text = text
         self._skip = skip_special
+        self._keep_end = keep_end
         self._strip = text.strip_after(prompt)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._decoder.decode(b"".join([text.token_bytes(id, skip_special) for id in prompt[-_LONGEST_CHARACTER:]]))
@@ -89,6 +92,8 @@ class ShownTokens:
             cut = self._pending[0]
             kept = cut.text[: self._shown - cut.start].encode()
             found.append(ShownToken(kept, cut.token.position))
+        if last and self._keep_end and logprobs and not any(token.position is logprobs[-1] for token in found):
+            found.append(ShownToken(b"", logprobs[-1]))
         return found
 
     def _add(self, position: TokenLogprobs) -> None:
