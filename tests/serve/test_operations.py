@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -19,9 +20,9 @@ import pytest
 from headway.core.errors import BadInput
 from headway.serve import logs
 from headway.serve.hosted import Served
-from headway.serve.lifecycle import _bind, run
+from headway.serve.lifecycle import _bind, _bind_path, run
 from headway.serve.options import ServeOptions
-from tests.serve.conftest import Server
+from tests.serve.conftest import SERVER, Server
 from tests.serve.scripted import ByteTokenizer
 from tests.serve.test_answers import CHAT, TEXT
 
@@ -165,3 +166,51 @@ def test_garbage_does_not_fill_the_log(start: Start) -> None:
     assert server.stop() == 0
     assert server.process.stdout is not None
     assert server.process.stdout.read().count("a connection is refused") <= 100
+
+
+HELLO = {"messages": [{"role": "user", "content": "say:hello"}]}
+
+
+def test_a_unix_socket_is_this_users_alone_and_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "headway.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))  # by a server that was killed
+    command = [sys.executable, SERVER, json.dumps({"uds": str(path)})]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = next(line for line in process.stdout if "serving" in line)
+            assert f"at unix:{path}/v1" in line
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            client = httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=30)
+            assert client.post(CHAT, json=HELLO).status_code == 200
+            with pytest.raises(BadInput, match="--uds: a server listens"):
+                _bind_path(path)
+        finally:
+            process.terminate()
+    assert not path.exists()
+
+
+def test_a_unix_socket_does_not_replace_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("data")
+    with pytest.raises(BadInput, match="--uds: cannot listen"):
+        _bind_path(path)
+    assert path.read_text() == "data"
+    with pytest.raises(BadInput, match="--uds: cannot listen"):
+        _bind_path(tmp_path / ("x" * 200))
+
+
+def test_a_proxys_path_is_taken_off(start: Start) -> None:
+    server = start(root_path="/llm")
+    for path in ("/llm/v1/models", "/v1/models", "//llm//v1/models/"):
+        assert httpx.get(f"{server.url}{path}").status_code == 200, path
+    for path in ("/llmx/v1/models", "/llm/llm/v1/models", "/llm/nothing"):
+        assert httpx.get(f"{server.url}{path}").status_code == 404, path
+    assert server.post(f"/llm{CHAT}", HELLO).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["llm", "/llm/", "/", "/a b", "/{x}"])
+def test_a_proxys_path_that_is_none(path: str) -> None:
+    with pytest.raises(BadInput, match="--root-path"):
+        ServeOptions(root_path=path)

@@ -257,7 +257,8 @@ class Gate:
     A failure after the first byte of an answer closes the connection: the client must not take it for complete.
     """
 
-    def __init__(self, api: Api, keys: Keys, cors: Cors) -> None:
+    def __init__(self, api: Api, keys: Keys, cors: Cors, root: str = "") -> None:
+        self._root = root
         self._keys = keys
         self._cors = cors
         self._fold = api._metrics.fold
@@ -271,7 +272,10 @@ class Gate:
         id = _request_id(scope)
         begin = time.perf_counter()
         origin = self._cors.allowed(scope["headers"])
-        scope["path"] = _SLASHES.sub("/", scope["path"]).rstrip("/") or "/"  # as bases that end in "/" make them
+        path = _SLASHES.sub("/", scope["path"]).rstrip("/")  # as bases that end in "/" make them
+        if self._root and (path + "/").startswith(self._root + "/"):
+            path = path[len(self._root) :]
+        scope["path"] = path or "/"
         named = dialect_of(scope["path"]).id_header
         ids = [(name, id) for name in (b"x-request-id", named) if name]
         extra = [*ids, *(self._cors.headers(origin) if origin else ())]

@@ -73,7 +73,10 @@ def run(
     raise_file_limit()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # texts are encoded in our own threads, beside a busy engine
     with ExitStack() as closing, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-        socks = [closing.enter_context(sock) for sock in _bind(host, options.port)]
+        found = _bind(host, options.port) if options.uds is None else [_bind_path(Path(options.uds))]
+        socks = [closing.enter_context(sock) for sock in found]
+        if options.uds is not None:
+            closing.callback(Path(options.uds).unlink, missing_ok=True)
         return runner.run(_Life(options, served, keys, socks, say, complain).live())
 
 
@@ -111,6 +114,33 @@ def _bind(host: str, port: int) -> list[socket.socket]:
     return socks
 
 
+def _bind_path(path: Path) -> socket.socket:
+    """A socket in the file system, for this user only; one that a server left behind is replaced.
+
+    Raises:
+        BadInput: there is another file, a server listens already, or there can be none.
+    """
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        if path.is_socket():
+            with socket.socket(socket.AF_UNIX) as other, suppress(ConnectionRefusedError):
+                other.connect(str(path))
+                raise BadInput("--uds", f"a server listens on {str(path)!r} already")
+            path.unlink()
+        mask = os.umask(0o177)
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(mask)
+    except OSError as error:
+        sock.close()
+        raise BadInput("--uds", f"cannot listen on {str(path)[:120]!r}: {error.strerror or error}") from None
+    except BadInput:
+        sock.close()
+        raise
+    return sock
+
+
 def _lora_folder(options: ServeOptions) -> Path | None:
     """
     Raises:
@@ -130,6 +160,10 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class _Life:
@@ -158,7 +192,7 @@ class _Life:
             options.price, Quotas(options.quota, keys.quotas), options.strict,
         )  # fmt: skip
         config = uvicorn.Config(
-            Gate(self._api, keys, Cors(options.cors_origin)),
+            Gate(self._api, keys, Cors(options.cors_origin), options.root_path),
             http=GuardedProtocol,
             ws="none",
             lifespan="off",
@@ -239,8 +273,7 @@ class _Life:
         return f"{model.name}: " if len(self._models) > 1 else ""
 
     def _announce(self) -> None:
-        host, port = self._socks[0].getsockname()[:2]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        url = f"unix:{self._options.uds}" if self._options.uds is not None else _url(*self._socks[0].getsockname()[:2])
         contexts = []
         for model in self._models:
             assert model.ready is not None
@@ -264,6 +297,8 @@ class _Life:
             ask = '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0'
         named = f'"model": {json.dumps(model.name)}, ' if self._whose(model) else ""
         key = " -H 'authorization: Bearer YOUR_KEY'" if self._options.api_key_file else ""
+        if self._options.uds is not None:
+            url = f"--unix-socket {shlex.quote(self._options.uds)} http://localhost"
         return f"curl {url}/v1/{path} -H 'content-type: application/json'{key} -d {shlex.quote(f'{{{named}{ask}}}')}"
 
     async def _mourn(self, model: HostedModel) -> None:

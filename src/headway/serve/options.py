@@ -5,9 +5,11 @@ python -m headway.serve.options      prints the table of docs/serve.md
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from headway.core.clock import MAX_SECONDS
+from headway.core.errors import BadInput
 from headway.core.options import Option, Options, table
 from headway.serve.logs import ACCESS, LEVELS
 from headway.serve.quotas import MOST, Quota
@@ -23,6 +25,13 @@ class ServeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     host: Annotated[str, Option("Address to listen on. Other than loopback needs --api-key-file.")] = "127.0.0.1"
     port: Annotated[int, Option("Port; 0 = a free one.", least=0, most=65535)] = 8000
+    uds: Annotated[
+        str | None,
+        Option("Listen on a Unix socket of this path, for this user only, instead of a port."),
+    ] = None
+    root_path: Annotated[
+        str, Option("Path that a proxy puts before every route, such as /llm; requests without it are served too.")
+    ] = ""
     api_key_file: Annotated[str | None, Option("File with the accepted API keys, one a line; default: no key.")] = None
     served_model_name: Annotated[
         tuple[str, ...], Option("Name clients use; default: the model's own. Of several models, given once for each.")
@@ -73,6 +82,11 @@ class ServeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = False
     access_log: Annotated[str, Option("A line per request on stderr.", ACCESS)] = "off"
     log_level: Annotated[str, Option("Least level of what is logged on stderr.", LEVELS)] = "info"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.root_path and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", self.root_path):
+            raise BadInput("--root-path", f"{self.root_path[:80]!r} is no path such as /llm, without a / at its end")
 
     @property
     def quota(self) -> Quota:
