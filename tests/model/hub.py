@@ -20,6 +20,8 @@ class Hub:
         gated: repositories that want the token "secret".
         asked: (method, path, Range) of each request.
         cut: file -> bytes after which its connection breaks, once.
+        sizes: file -> bytes that it is said to have, where that is a lie.
+        circles: every file is somewhere else, for ever.
         endpoint: its address.
     """
 
@@ -28,6 +30,8 @@ class Hub:
         self.gated: set[str] = set()
         self.asked: list[tuple[str, str, str | None]] = []
         self.cut: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
+        self.circles = False
         self.endpoint = ""
 
     def fetched(self) -> list[str]:
@@ -62,9 +66,12 @@ def serving(hub: Hub) -> Iterator[Hub]:
             if revision not in ("main", "v1", COMMIT):
                 return self._refuse(404, "RevisionNotFound")
             if api:
-                files = [{"rfilename": name, "size": len(data)} for name, data in hub.repos[repo].items()]
+                sizes = {name: len(data) for name, data in hub.repos[repo].items()} | hub.sizes
+                files = [{"rfilename": name, "size": size} for name, size in sizes.items()]
                 answer = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": files, "private": False, "tags": []}
                 return self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+            if hub.circles:
+                return self._send(302, b"", {"Location": self.path})
             name = "/".join(parts[4:])
             data = hub.repos[repo].get(name)
             if data is None:

@@ -165,3 +165,20 @@ def test_what_is_counted_may_vanish_meanwhile(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "scandir", scanning)
     assert bytes_under(tmp_path) == 3
     assert bytes_under(tmp_path / "none") == 0
+
+
+def test_a_hostile_hub_is_one_sentence_and_writes_nowhere_else(hub: Hub, tmp_path: Path) -> None:
+    outside = {"../../../../evil.gguf": b"GGUF", "sub/../../evil.gguf": b"GGUF"}
+    hub.repos["org/out"] = outside
+    hub.repos["org/up"] = SHARDED | {"model.safetensors.index.json": b'{"weight_map": {"a": ".."}}'}
+    hub.repos["org/deep"] = SHARDED | {"model.safetensors.index.json": b'{"weight_map": {"a": "../../x"}}'}
+    for repo in ("org/out", "org/up", "org/deep"):
+        with pytest.raises(HeadwayError):
+            resolve(repo)
+    assert not [path for path in tmp_path.rglob("*") if path.name in ("evil.gguf", "x")]
+    hub.sizes = {"model.safetensors.index.json": 1 << 60}
+    with pytest.raises(FetchError, match="has fewer free"):
+        resolve("org/name")
+    hub.sizes, hub.circles = {}, True
+    with pytest.raises(FetchError, match="does not give it"):
+        resolve("org/name")
