@@ -72,3 +72,18 @@ def test_the_proxy_streams_and_takes_what_the_server_takes() -> None:
     assert "proxy_buffering off;" in conf and 'proxy_set_header Connection "";' in conf
     assert f"server 127.0.0.1:{DEFAULTS['port']};" in conf
     assert int(re.findall(r"client_max_body_size (\d+)m;", conf)[0]) == DEFAULTS["max_body_mib"]
+
+
+def test_nginx_takes_the_configuration(tmp_path: Path) -> None:
+    nginx, openssl = shutil.which("nginx"), shutil.which("openssl")
+    if nginx is None or openssl is None:
+        pytest.skip("no nginx here, or no certificate for it")
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    made = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=llm.example.com", "-days", "1"]
+    subprocess.run([openssl, *made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    site = block("nginx").replace("/etc/ssl/llm.example.com.pem", str(certificate))
+    site = site.replace("/etc/ssl/llm.example.com.key", str(key))
+    conf = tmp_path / "nginx.conf"
+    conf.write_text(f"pid {tmp_path}/pid; error_log stderr; events {{}} http {{ access_log off; {site} }}")
+    shown = subprocess.run([nginx, "-t", "-p", tmp_path, "-c", conf], capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
