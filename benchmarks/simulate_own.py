@@ -38,6 +38,7 @@ from headway.engine.messages import Delta
 from headway.engine.profile import held_formats, saved_profile
 from headway.measure.formats import machine_probe, measure_machine
 from headway.measure.served import Window, calibrate
+from headway.metrics.records import TOKEN_KINDS, RequestRecord
 from headway.roofline.profile import Profile, Rates, device_of
 from headway.roofline.timing import estimate
 from headway.simulate.arrivals import Closed, Stream
@@ -53,6 +54,7 @@ CELLS, CELL = (1, 2, 4, 8, 16, 32), (128, 64)  # requests in flight; tokens of p
 SHARES = (0.5, 0.8, 0.95)
 STEADY, TRIES = 1.1, 3
 FIGURES = ("ttft_ms", "tpot_ms")
+Summary = dict[str, dict[str, float]]  # figure -> mean, p50, p99
 
 
 class Machine:
@@ -103,7 +105,7 @@ class Machine:
                 break
         return found, before.between(after), steady
 
-    def simulated(self, profile: Profile, rates: Rates, host: float, source: Source, load: Load) -> dict[str, Any]:
+    def simulated(self, profile: Profile, rates: Rates, host: float, source: Source, load: Load) -> Summary:
         """The same load in virtual time, with this engine's limits and budget."""
         engine = self.llm.engine
         formats = held_formats(engine.shape, engine.backend)
@@ -115,11 +117,11 @@ class Machine:
         if budget.milliseconds is not None:
             budget = msgspec.structs.replace(budget, milliseconds=budget.milliseconds / timing.high)
         here = msgspec.structs.replace(like, model=timing.model, limits=limits, budget=budget)
-        return play(here, source, load).summary
+        return summed([_times(record) for record in play(here, source, load).run.records if record.completed])
 
 
-def summed(found: Sequence[Sequence[float]]) -> dict[str, dict[str, float]]:
-    """As the simulation's summary has it."""
+def summed(found: Sequence[Sequence[float]]) -> Summary:
+    """Mean, median and p99 of (TTFT, TPOT)."""
     columns = zip(FIGURES, np.transpose(found), strict=True)
     return {
         name: {"mean": float(values.mean()), **{f"p{q}": float(np.quantile(values, q / 100)) for q in (50, 99)}}
@@ -127,8 +129,11 @@ def summed(found: Sequence[Sequence[float]]) -> dict[str, dict[str, float]]:
     }
 
 
-def picked(summary: dict[str, Any]) -> dict[str, dict[str, float]]:
-    return {name: {key: summary[name][key] for key in ("mean", "p50", "p99")} for name in FIGURES}
+def _times(record: RequestRecord) -> list[float]:
+    """(TTFT, TPOT) in ms of a simulated request."""
+    first, last = record.first(TOKEN_KINDS), record.last(TOKEN_KINDS)
+    assert first is not None and last is not None, "it was completed"
+    return [(first - record.intended) / 1e6, (last - first) / 1e6 / max(1, (record.output_tokens or 0) - 1)]
 
 
 def rows_of(count: int, prompt: int, output: int, rate: float | None = None, seed: int = 0) -> list[TraceRow]:
@@ -194,7 +199,7 @@ def loads(args: argparse.Namespace, state: dict[str, Any], part: str) -> None:
         _, rates, _, rate = runs[0]
         said = machine.simulated(profile, rates, state["host"], source, load)
         found[str(key)] = {
-            "measured": [run[0] for run in runs], "simulated": picked(said), "gb_s": rates.bandwidth / 1e9,
+            "measured": [run[0] for run in runs], "simulated": said, "gb_s": rates.bandwidth / 1e9,
             "steady": all(run[2] for run in runs), "requests_per_second": rate,
             "slowness": machine.llm.engine.loop.scheduler.pace.slowness,
         }  # fmt: skip
@@ -226,7 +231,7 @@ def _row(name: str, one: dict[str, Any]) -> str:
     first, said = one["measured"][0], one["simulated"]
 
     def error(figure: str, key: str, of: dict[str, Any] = said) -> str:
-        return "-" if of[figure][key] is None else f"{of[figure][key] / first[figure][key] - 1:+.0%}"
+        return f"{of[figure][key] / first[figure][key] - 1:+.0%}"
 
     ttft, tpot = (f"{first[figure]['p50']:.1f} | {error(figure, 'p50')}" for figure in FIGURES)
     high = ", ".join(error(figure, "p99") for figure in FIGURES)
