@@ -28,6 +28,8 @@ CALL = ToolCall("c1", "weather", '{"city": "Bonn"}')
 class Commas:
     """One part per text between commas: `t` thought, `c` call, `a` arguments, else said."""
 
+    thinking = False
+
     def push(self, text: str) -> Sequence[Part]:
         kinds: dict[str, Callable[[str], Part]] = {"t": Thought, "c": CallBegun, "a": CallArguments}
         return [kinds.get(piece[0], Said)(piece[1:]) for piece in text.split(",") if piece]
