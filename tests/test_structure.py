@@ -32,7 +32,6 @@ SIZES = {  # counts and widths of a model: a product with one of them is bytes o
 }  # fmt: skip
 WIDTHS = {
     "model/config.py",
-    "model/mixture.py",
     "ops/recording.py",
 }  # multiply counts by widths: how wide a matrix is, in numbers
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path.parent != SOURCE)

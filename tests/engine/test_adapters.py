@@ -11,6 +11,7 @@ import pytest
 from headway import LLM
 from headway.core.clock import VirtualClock
 from headway.core.errors import BadInput
+from headway.core.fields import Fields
 from headway.core.request import SamplingParams
 from headway.core.step import Capabilities, RowInit, StepPlan, Work
 from headway.engine.loop import EngineLoop
@@ -29,16 +30,15 @@ from headway.ops.native.backend import NativeBackend
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
 from headway.scheduling.scheduler import Scheduler
+from headway.shape.families import FAMILIES
 from headway.shape.model import KVGroup
 from tests.adapter_files import write_random
 from tests.engine.tiny import CONFIG, VOCAB, TinyModel, complete, drain, prompts, submit_all, tokens_of, weights
 from tests.ops.native.harness import kernels
 
-SPECS = tensors_of(CONFIG)
+SPECS = tensors_of(FAMILIES["llama"], Fields(llama.config_json(CONFIG), "tiny", BadInput), CONFIG)
 SHAPES = {
-    spec.hf.removesuffix(".weight"): spec.shape(CONFIG)
-    for role, spec in SPECS.items()
-    if spec.part in ("attention", "mlp")
+    spec.hf.removesuffix(".weight"): spec.shape for role, spec in SPECS.items() if spec.part in ("attention", "mlp")
 }
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPT = tuple(range(1, 40))

@@ -18,11 +18,11 @@ from headway.executor.model import ModelExecutor
 from headway.model import llama
 from headway.model.config import DecoderConfig
 from headway.model.rope import inverse_frequencies, rope
-from headway.model.tensors import tensors_of
 from headway.ops.protocol import Backend
 from headway.ops.reference import ReferenceBackend
 from headway.ops.weight import Weight
 from headway.scheduling.scheduler import Scheduler
+from headway.shape.config import tensors_of
 from headway.shape.model import KVGroup
 
 VOCAB = 64
@@ -37,8 +37,8 @@ def weights(seed: int = 0) -> dict[str, Weight]:
     """Random float32 weights by role, spread enough that the two likeliest tokens seldom tie."""
     rng = np.random.default_rng(seed)
     made = {}
-    for role, spec in tensors_of(CONFIG).items():
-        shape = spec.shape(CONFIG)
+    for tensor in tensors_of(llama.config_json(CONFIG)):
+        role, shape = tensor.role, tensor.shape
         values = (
             rng.normal(0, 1 if role == "embed" else shape[-1] ** -0.5 * 2, shape) if len(shape) > 1 else np.ones(shape)
         )

@@ -18,9 +18,7 @@ import pytest
 import tokenizers
 from safetensors.numpy import save_file
 
-from headway.model.config import DecoderConfig
-from headway.model.rope import inverse_frequencies, rope
-from headway.model.tensors import tensors_of
+from headway.shape.config import tensors_of
 from tests.text.small_tokenizers import train_byte_level
 
 SERVER = str(Path(__file__).with_name("mock_server.py"))
@@ -134,22 +132,18 @@ def write_tiny_checkpoint(folder: Path, tokenizer: tokenizers.Tokenizer | None =
     """
     tokenizer = tokenizer or train_byte_level()
     size = rows or tokenizer.get_vocab_size()
-    config = DecoderConfig(
-        layers=2, heads=4, kv_heads=2, head_dim=16, hidden_size=64, intermediate_size=96, vocab_size=size,
-        context_length=1024, norm_eps=1e-5, rope=rope(inverse_frequencies(16, 10000.0)),
-    )  # fmt: skip
-    rng = np.random.default_rng(0)
-    tensors = {}
-    for spec in tensors_of(config).values():
-        shape = spec.shape(config)
-        tensors[spec.hf] = (np.ones(shape) if len(shape) == 1 else rng.normal(0, 0.15, shape)).astype(np.float32)
-    save_file(tensors, folder / "model.safetensors")
     written = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": size, "hidden_size": 64,
         "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 16, "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
         "hidden_act": "silu", "tie_word_embeddings": False, "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
     }  # fmt: skip
+    rng = np.random.default_rng(0)
+    tensors = {
+        tensor.name: np.ones(tensor.shape) if len(tensor.shape) == 1 else rng.normal(0, 0.15, tensor.shape)
+        for tensor in tensors_of(written)
+    }
+    save_file({name: x.astype(np.float32) for name, x in tensors.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(written))
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML, "eos_token": "<|im_end|>"}))

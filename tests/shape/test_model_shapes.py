@@ -57,7 +57,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gemma4_text", GEMMA4 | {
         "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24,
     }),
-    ("gpt_oss", BASE | LOCAL), ("minimax_m2", BASE | LOCAL),
+    ("gpt_oss", BASE | LOCAL), ("granitemoe", BASE | LOCAL), ("minimax_m2", BASE | LOCAL),
+    ("olmoe", WIDE | {"num_experts": 6, "num_experts_per_tok": 2}),
     ("starcoder2", BASE), ("starcoder2", BASE | {"use_bias": False}), ("cohere", BASE | {"use_qk_norm": True}),
     ("cohere", BASE | {"attention_bias": True, "tie_word_embeddings": False}), ("cohere2", WIDE), ("nemotron", BASE),
     ("nemotron", BASE | {"mlp_bias": True, "attention_bias": True}), ("phi", BASE), ("gpt_neox", WIDE),

@@ -18,13 +18,12 @@ from headway.measure.trial import Point, Trial, observe
 from headway.model import llama
 from headway.model.config import DecoderConfig
 from headway.model.rope import inverse_frequencies, rope
-from headway.model.tensors import tensors_of
 from headway.ops.protocol import Backend
 from headway.ops.weight import Weight
 from headway.roofline.hardware import Hardware
 from headway.roofline.profile import Fit, Rates
 from headway.roofline.step import StepTime
-from headway.shape.config import shape_from_config
+from headway.shape.config import shape_from_config, tensors_of
 from headway.shape.formats import stored_bytes
 from headway.shape.model import ByPart, ModelShape
 
@@ -51,25 +50,16 @@ def steps(rounds: int) -> int:
 def synthetic(config: DecoderConfig, name: str, backend: Backend, format: str) -> tuple[Trial, ModelShape]:
     """A model of zeros on a backend, with matrices stored in `format`, ready to run `POINTS`."""
     prepared, taken = {}, Counter[str]()
-    for role, spec in tensors_of(config).items():
-        sizes = spec.shape(config)
-        stored = format if len(sizes) > 1 else "f32"
-        data = np.empty(stored_bytes(stored, sizes), np.uint8)
+    described = llama.config_json(config)
+    for tensor in tensors_of(described):
+        stored = format if len(tensor.shape) > 1 else "f32"
+        data = np.empty(stored_bytes(stored, tensor.shape), np.uint8)
         data.fill(0)  # written, so that it is memory of its own
         before = backend.weight_bytes
-        prepared[role] = backend.prepare(Weight(role, sizes, stored, data))
-        taken[spec.part] += backend.weight_bytes - before
-    shape = _shape(config, name).held(ByPart(**taken), backend.kv_dtype_bytes, format, format)
+        prepared[tensor.role] = backend.prepare(Weight(tensor.role, tensor.shape, stored, data))
+        taken[tensor.part] += backend.weight_bytes - before
+    shape = shape_from_config(described, name).held(ByPart(**taken), backend.kv_dtype_bytes, format, format)
     return Trial(backend, llama.build(config, prepared), shape, POINTS), shape
-
-
-def _shape(config: DecoderConfig, name: str) -> ModelShape:
-    return shape_from_config({
-        "model_type": "llama", "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads, "head_dim": config.head_dim, "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size, "vocab_size": config.vocab_size,
-        "tie_word_embeddings": config.tied,
-    }, name)  # fmt: skip
 
 
 def measure_format(

@@ -174,7 +174,7 @@ def _rows(decoder: Decoder, role: str) -> np.ndarray:
     numbers = np.arange(total, dtype=np.float32)
     if spec.cut is None or total == decoder.weights[role].shape[0]:
         return np.arange(total)
-    upright = spec.shape(decoder.config)[0] == total
+    upright = spec.shape[0] == total
     tensor = Weight("rows", (total, 1) if upright else (1, total), "f32", numbers.view(np.uint8))
     piece = spec.cut(tensor, decoder.config)[role.partition(".")[2] or role]
     return piece.flat().view(np.float32).astype(np.int64)

@@ -29,7 +29,8 @@ class DecoderConfig:
         layer_norms: norms take the mean away first.
         unrotated: layers without positions.
         windowed: layers that look back no further than their window, which is their KV group's to know.
-        local_rope: rotary positions of those; None = as the others'.
+        sparse: layers with experts.
+        local_rope: rotary positions of those with windows; None = as the others'.
         attention_scale: of queries times keys; None = 1 / sqrt(head_dim). by_layer: the scale is divided by the layer's
             number, from 1.
         embedding_scale, logit_scale: factors on embeddings and logits.
@@ -52,6 +53,7 @@ class DecoderConfig:
     layer_norms: bool = False
     unrotated: frozenset[int] = frozenset()
     windowed: frozenset[int] = frozenset()
+    sparse: frozenset[int] = frozenset()
     local_rope: Rope | None = None
     attention_scale: float | None = None
     scale_by_layer: bool = False
@@ -75,16 +77,6 @@ class DecoderConfig:
     def q_width(self) -> int:
         """Numbers of a token's queries in a layer."""
         return self.heads * self.head_dim
-
-    @property
-    def qkv_width(self) -> int:
-        """Numbers of a token's queries, keys and values in a layer."""
-        return self.q_width + 2 * self.kv_width
-
-    @property
-    def gate_up_width(self) -> int:
-        """Numbers of a token's gates and of what they gate."""
-        return 2 * self.intermediate_size
 
     @property
     def kv_width(self) -> int:
@@ -146,7 +138,7 @@ class Dialect:
     interleaved: bool = False
 
 
-def stated(checkpoint: Checkpoint, dialect: Dialect) -> Fields:
+def stated(checkpoint: Checkpoint, dialect: Dialect = Dialect()) -> Fields:
     """What a checkpoint of either kind says, under Llama's names in config.json; faults have the file's own names. What
     a family has beyond `DecoderConfig` is read from here.
 
@@ -210,20 +202,6 @@ def optional_number(fields: Fields, name: str, otherwise: float) -> float:
     return fields.number(name) if fields.has(name) else otherwise
 
 
-def has_attention_biases(checkpoint: Checkpoint) -> bool:
-    """Whether the projections of attention have biases, in families that leave it to the checkpoint."""
-    if checkpoint.gguf:
-        return "blk.0.attn_q.bias" in checkpoint.tensors
-    return checkpoint.config.flag("attention_bias", False)
-
-
-def has_mlp_biases(checkpoint: Checkpoint) -> bool:
-    """The same of the MLP's."""
-    if checkpoint.gguf:
-        return "blk.0.ffn_down.bias" in checkpoint.tensors
-    return checkpoint.config.flag("mlp_bias", False)
-
-
 def _activation(fields: Fields) -> str:
     name = fields.text("hidden_act", None if "hidden_act" in fields.values else "silu")  # null is no activation
     if name not in ACTIVATIONS:
@@ -258,10 +236,15 @@ def _stated_by_gguf(checkpoint: Checkpoint, dialect: Dialect) -> Fields:
             raise fields.fault(
                 key, f"{fields.values[key]} differs from the head size {head_dim}; that is not supported"
             )
-    activation = family_in_gguf(checkpoint.architecture).defaults.get("hidden_act", "silu")  # files never say it
+    # What files never say is as the family has it, or as their tensors show.
+    defaults = family_in_gguf(checkpoint.architecture).defaults
     implied: dict[str, Any] = {
-        "head_dim": head_dim, "tie_word_embeddings": "output.weight" not in tensors, "hidden_act": activation,
+        "head_dim": head_dim, "hidden_act": defaults.get("hidden_act", "silu"),
+        "tie_word_embeddings": "output.weight" not in tensors, "mlp_bias": "blk.0.ffn_down.bias" in tensors,
+        "attention_bias": not tensors.keys().isdisjoint({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"}),
     }  # fmt: skip
+    if "use_qk_norm" in defaults:
+        implied["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
     if "token_embd.weight" in tensors:
         implied["vocab_size"] = tensors["token_embd.weight"].shape[0]
     values = {ours: fields.values[key] for key, ours in names.items() if fields.has(key)}

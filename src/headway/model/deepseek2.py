@@ -8,11 +8,11 @@ from typing import Any
 from headway.core.fields import Fields
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import Dialect, decoder_config, stated
-from headway.model.deepseek_v3 import CORRECTION
 from headway.model.family import Decoder, decoder_of
-from headway.model.latent import APART, build, latent, latent_layer
-from headway.model.mixture import GGUF_KEYS, SPARSE, UNDERSTOOD, mixture_layers, shared_experts
+from headway.model.latent import CUTS, build, latent
+from headway.model.mixture import GGUF_KEYS, UNDERSTOOD
 from headway.ops.routing import Routing
+from headway.shape.families import FAMILIES
 
 KEYS = {
     "attention.q_lora_rank": "q_lora_rank", "attention.kv_lora_rank": "kv_lora_rank",
@@ -36,12 +36,10 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     plain, fields = decoder_config(turned, DIALECT), _completed(checkpoint, stated(turned, DIALECT))
     plain = replace(plain, rope=replace(plain.rope, magnitude=1.0))  # YaRN's is in the scale of scores
     config = latent(checkpoint, plain, fields, _routing, interleaved=True)
-    layer = latent_layer(checkpoint, config)
-    if "blk.0.attn_k_b.weight" in checkpoint.tensors:
-        layer = {role: spec for role, spec in layer.items() if role != "kv_b"} | APART
     corrected = any(f"blk.{number}.exp_probs_b.bias" in checkpoint.tensors for number in config.sparse)
-    experts = SPARSE | shared_experts("shared_experts") | (CORRECTION if corrected else {})
-    return decoder_of(checkpoint, config, mixture_layers(config, layer, experts), build)
+    apart = "blk.0.attn_k_b.weight" in checkpoint.tensors
+    family = replace(FAMILIES["deepseek_v2"], correction=corrected, apart=apart)
+    return decoder_of(checkpoint, fields, config, build, family=family, cuts=CUTS)
 
 
 def _headed(checkpoint: Checkpoint) -> Checkpoint:

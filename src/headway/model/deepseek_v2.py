@@ -8,11 +8,10 @@ from __future__ import annotations
 from headway.core.errors import shown
 from headway.core.fields import Fields
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, has_mlp_biases, stated
+from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.latent import build, latent, latent_layer
-from headway.model.mixture import SPARSE, UNDERSTOOD, mixture_layers, shared_experts, stacked
-from headway.model.tensors import MLP_BIASES
+from headway.model.latent import CUTS, build, latent
+from headway.model.mixture import UNDERSTOOD, stacked
 from headway.ops.routing import Routing
 
 DIALECT = Dialect(understood=UNDERSTOOD | {"mlp_bias"})
@@ -26,10 +25,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     """
     fields, plain = stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT)
     config = latent(checkpoint, plain, fields, _routing, interleaved=True)
-    biased = has_mlp_biases(checkpoint)
-    layer = latent_layer(checkpoint, config) | (MLP_BIASES if biased else {})
-    layers = mixture_layers(config, layer, SPARSE | shared_experts("shared_experts", biased))
-    return decoder_of(stacked(checkpoint), config, layers, build)
+    return decoder_of(stacked(checkpoint), fields, config, build, cuts=CUTS)
 
 
 def _routing(active: int, fields: Fields) -> Routing:

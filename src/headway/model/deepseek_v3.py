@@ -10,13 +10,11 @@ from headway.core.fields import Fields
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.latent import build, latent, latent_layer
-from headway.model.mixture import SPARSE, UNDERSTOOD, mixture_layers, shared_experts, stacked
-from headway.model.tensors import TensorSpec
+from headway.model.latent import CUTS, build, latent
+from headway.model.mixture import UNDERSTOOD, stacked
 from headway.ops.routing import Routing
 
 DIALECT = Dialect(understood=UNDERSTOOD)
-CORRECTION = {"correction": TensorSpec("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", "router", ("experts",))}
 # Fields of the first checkpoints' configs, which newer ones leave out, and what they must say.
 ONLY = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
 
@@ -32,10 +30,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         if fields.has(name) and fields.values[name] != value:
             raise fields.fault(name, f"{shown(fields.values[name])} is not supported; {shown(value)} is")
     config = latent(checkpoint, plain, fields, _routing, fields.flag("rope_interleave", True))
-    layers = mixture_layers(
-        config, latent_layer(checkpoint, config), SPARSE | shared_experts("shared_experts") | CORRECTION
-    )
-    return decoder_of(stacked(_without_predictors(checkpoint, plain.layers)), config, layers, build)
+    return decoder_of(stacked(_without_predictors(checkpoint, plain.layers)), fields, config, build, cuts=CUTS)
 
 
 def _routing(active: int, fields: Fields) -> Routing:

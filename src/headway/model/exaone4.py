@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from headway.model import olmo2
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config
+from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.tensors import MATRICES, POST_NORMS, QK_NORMS
 
 DIALECT = Dialect(
     understood=frozenset({"sliding_window"}),
@@ -27,4 +26,4 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     config = decoder_config(checkpoint, DIALECT)
     unrotated = frozenset(range(config.layers)) - config.windowed if config.windowed else frozenset[int]()
     config = replace(config, unrotated=unrotated)
-    return decoder_of(checkpoint, config, MATRICES | POST_NORMS | QK_NORMS, olmo2.build)
+    return decoder_of(checkpoint, stated(checkpoint, DIALECT), config, olmo2.build)

@@ -6,14 +6,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headway.core.fields import Fields
 from headway.model.blocks import Weights
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig
 from headway.model.rope import FACTORS, LONG, SHORT
-from headway.model.tensors import BESIDE_LAYERS, Layers, TensorSpec, tensors_of
+from headway.model.tensors import CUTS, Cut, TensorSpec, tensors_of
 from headway.ops.protocol import Forward
 from headway.ops.weight import Weight
-from headway.shape.families import FAMILIES
+from headway.shape.families import FAMILIES, Family, family_in_gguf
 
 Build = Callable[[Any, Weights], Forward]  # of the family's config
 
@@ -50,32 +51,39 @@ class Decoder:
 
 def decoder_of(
     checkpoint: Checkpoint,
+    fields: Fields,
     config: DecoderConfig,
-    layer: Layers,
     build: Build,
     *,
-    beside: Mapping[str, TensorSpec] = BESIDE_LAYERS,
+    family: Family | None = None,
+    cuts: Mapping[str, Cut] = {},
     norms_less_one: bool = False,
     tables: Collection[str] = ("self_attn.rotary_emb.inv_freq",),
 ) -> Decoder:
-    """A decoder whose layers hold the tensors `layer`, each its own if there are several.
+    """A decoder with the tensors of its kind of model.
 
     Args:
-        beside: its tensors beside the layers.
+        fields: of the checkpoint, under config.json's names.
+        family: whose tensors it has; None = as the checkpoint says.
+        cuts: role within a layer -> how such a tensor is cut, where that is not as in other families.
         norms_less_one: the file keeps norms less 1.
         tables: what some of its folders keep in a layer that is computed here: rope tables, masks.
 
     Raises:
         ModelFileError: the tensors are not exactly those.
     """
-    named = (lambda name: name) if checkpoint.gguf else FAMILIES[checkpoint.architecture].named
-    specs = {role: replace(spec, hf=named(spec.hf)) for role, spec in tensors_of(config, layer, beside).items()}
+    if family is None:
+        architecture = checkpoint.architecture
+        family = family_in_gguf(architecture) if checkpoint.gguf else FAMILIES[architecture]
+    # Experts come as `stacked` leaves them; a GGUF keeps all matrices (out, in).
+    family = replace(family, experts="mlp", transposed=family.transposed and not checkpoint.gguf)
+    specs = tensors_of(family, fields, config, {**CUTS, **cuts})
     ignored = {f"model.layers.{number}.{table}" for number in range(config.layers) for table in tables}
     ignored |= {"lm_head.weight"} if config.tied else set()  # the config says that the embedding is used instead
     weights = checkpoint.take(
         {role: spec.name(checkpoint.gguf) for role, spec in specs.items()},
-        {role: spec.shape(config) for role, spec in specs.items()},
-        {named(name) for name in ignored} | {FACTORS, LONG, SHORT},
+        {role: spec.shape for role, spec in specs.items()},
+        {family.named(name) for name in ignored} | {FACTORS, LONG, SHORT},
     )
     cut = {role: _cut(role, specs[role], weight, config) for role, weight in weights.items()}
     return Decoder(

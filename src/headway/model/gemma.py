@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from headway.model import llama
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import decoder_config
+from headway.model.config import decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 
 
@@ -20,5 +20,4 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     # The first files say "gelu" and mean its approximation, as transformers takes it.
     activation = "gelu_tanh" if config.activation == "gelu" else config.activation
     config = replace(config, embedding_scale=config.hidden_size**0.5, activation=activation)
-    layer = llama.layer_of(checkpoint)
-    return decoder_of(checkpoint, config, layer, llama.build, norms_less_one=not checkpoint.gguf)
+    return decoder_of(checkpoint, stated(checkpoint), config, llama.build, norms_less_one=not checkpoint.gguf)

@@ -9,7 +9,6 @@ from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig, Dialect, decoder_config, optional_number, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.tensors import LAYER, POST_NORMS, PRE_MLP_NORM, TensorSpec, attention_biases
 from headway.ops.protocol import Forward, Ops, Tensor
 
 SCALED_BY_WIDTH = 46  # layers of the 27B, whose GGUF has to be told from the others' by them
@@ -31,9 +30,9 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
     config = scaled(checkpoint, decoder_config(checkpoint, DIALECT), DIALECT, SCALED_BY_WIDTH)
-    softcap = optional_number(stated(checkpoint, DIALECT), "attn_logit_softcapping", 0.0)
-    config = replace(config, score_softcap=softcap)
-    return decoder_of(checkpoint, config, layer_of(checkpoint), build, norms_less_one=not checkpoint.gguf)
+    fields = stated(checkpoint, DIALECT)
+    config = replace(config, score_softcap=optional_number(fields, "attn_logit_softcapping", 0.0))
+    return decoder_of(checkpoint, fields, config, build, norms_less_one=not checkpoint.gguf)
 
 
 def scaled(checkpoint: Checkpoint, config: DecoderConfig, dialect: Dialect, scaled_by_width: int) -> DecoderConfig:
@@ -47,11 +46,6 @@ def scaled(checkpoint: Checkpoint, config: DecoderConfig, dialect: Dialect, scal
         attention_scale=(own if checkpoint.gguf else fields.number("query_pre_attn_scalar", 256)) ** -0.5,
         logit_softcap=optional_number(fields, "final_logit_softcapping", 0.0),
     )
-
-
-def layer_of(checkpoint: Checkpoint) -> dict[str, TensorSpec]:
-    """A layer's tensors, with the biases that the checkpoint has."""
-    return LAYER | POST_NORMS | PRE_MLP_NORM | attention_biases(checkpoint)
 
 
 def build(config: DecoderConfig, weights: Weights) -> Forward:

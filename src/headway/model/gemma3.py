@@ -10,7 +10,6 @@ from headway.model.checkpoint import Checkpoint
 from headway.model.config import decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.rope import inverse_frequencies, rope, rope_fields, rope_from_hf
-from headway.model.tensors import QK_NORMS
 
 SCALED_BY_WIDTH = 62  # layers of the 27B
 # attn_logit_softcapping is "understood" as in transformers, whose Gemma 3 has the field and never caps scores.
@@ -41,5 +40,5 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     else:
         theta = checkpoint.config.number("rope_local_base_freq")
         local = rope_from_hf(rope_fields(checkpoint.config, "sliding_attention", theta), config.head_dim)
-    config, layer = replace(config, local_rope=local), gemma2.layer_of(own) | QK_NORMS
-    return decoder_of(own, config, layer, gemma2.build, norms_less_one=not own.gguf)
+    config = replace(config, local_rope=local)
+    return decoder_of(own, stated(own, DIALECT), config, gemma2.build, norms_less_one=not own.gguf)

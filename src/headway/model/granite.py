@@ -27,8 +27,9 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = multiplied(decoder_config(checkpoint, DIALECT), checkpoint, stated(checkpoint, DIALECT))
-    return decoder_of(checkpoint, config, llama.layer_of(checkpoint), llama.build)
+    fields = stated(checkpoint, DIALECT)
+    config = multiplied(decoder_config(checkpoint, DIALECT), checkpoint, fields)
+    return decoder_of(checkpoint, fields, config, llama.build)
 
 
 def multiplied(config: DecoderConfig, checkpoint: Checkpoint, fields: Fields) -> DecoderConfig:

@@ -8,8 +8,7 @@ from headway.model import granite, mixtral
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, mixture_layers, stacked
-from headway.model.tensors import LAYER, attention_biases
+from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, stacked
 from headway.ops.routing import Routing
 
 DIALECT = replace(
@@ -31,6 +30,5 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         return Routing(active, renormalise=True)
 
     every = frozenset(range(plain.layers))
-    config = mixture(granite.multiplied(plain, checkpoint, fields), fields, every, routing, "intermediate_size")
-    layers = mixture_layers(config, LAYER | attention_biases(checkpoint))
-    return decoder_of(stacked(checkpoint), config, layers, mixtral.build)
+    config = mixture(granite.multiplied(plain, checkpoint, fields), fields, every, routing)
+    return decoder_of(stacked(checkpoint), fields, config, mixtral.build)

@@ -10,10 +10,9 @@ import numpy as np
 from headway.core.fields import Fields
 from headway.model.blocks import Weights, by_layer, embed, logits
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, has_attention_biases
+from headway.model.config import DecoderConfig
 from headway.model.mixture import MixtureConfig, feed_forward, mixture, sparse_layers
 from headway.model.rope import yarn_magnitude
-from headway.model.tensors import LAYER, TensorSpec
 from headway.ops.protocol import Forward, Ops, Tensor
 from headway.ops.routing import Routing
 from headway.ops.weight import Deferred, Weight, stack
@@ -42,20 +41,6 @@ class LatentConfig(MixtureConfig):
     def q_width(self) -> int:
         return self.heads * (self.plain + self.turned)
 
-    @property
-    def latent_width(self) -> int:
-        """Numbers that are cached of a token in a layer."""
-        return self.kv_rank + self.turned
-
-    @property
-    def kv_up_width(self) -> int:
-        """Numbers of all heads' plain keys and values."""
-        return self.heads * (self.plain + self.value)
-
-    @property
-    def attended_width(self) -> int:
-        return self.heads * self.value
-
 
 def latent(
     checkpoint: Checkpoint,
@@ -74,10 +59,8 @@ def latent(
     Raises:
         ModelFileError: a field is missing or impossible.
     """
-    width = "moe_intermediate_size"
-    shared = fields.size("n_shared_experts") * fields.size(width)
     sparse = sparse_layers(checkpoint, fields, config.layers)
-    mixed = mixture(config, fields, sparse, lambda active: routing(active, fields), width, shared)
+    mixed = mixture(config, fields, sparse, lambda active: routing(active, fields))
     plain, turned = fields.size("qk_nope_head_dim"), fields.size("qk_rope_head_dim")
     scale = (plain + turned) ** -0.5 * _yarn_scale(fields)
     rope = replace(mixed.rope, interleaved=interleaved)
@@ -121,47 +104,14 @@ def _turned(keys: Weight) -> Weight:
     return replace(keys, shape=(columns, rows), format="f16", data=Deferred(2 * rows * columns, make))
 
 
-def _spec(hf: str, gguf: str, *dims: str, part: str = "attention") -> TensorSpec:
-    return TensorSpec(f"self_attn.{hf}", f"attn_{gguf}", part, dims)
-
-
-DIRECT = {"q": _spec("q_proj.weight", "q.weight", "q_width", "hidden_size")}
-LOW_RANK = {
-    "q_a": _spec("q_a_proj.weight", "q_a.weight", "q_rank", "hidden_size"),
-    "q_norm": _spec("q_a_layernorm.weight", "q_a_norm.weight", "q_rank", part="norm"),
-    "q_b": _spec("q_b_proj.weight", "q_b.weight", "q_width", "q_rank"),
-}
-KEYS = {
-    "kv_a": _spec("kv_a_proj_with_mqa.weight", "kv_a_mqa.weight", "latent_width", "hidden_size"),
-    "kv_norm": _spec("kv_a_layernorm.weight", "kv_a_norm.weight", "kv_rank", part="norm"),
-    "kv_b": replace(_spec("kv_b_proj.weight", "kv_b.weight", "kv_up_width", "kv_rank"), cut=cut_kv_up),
-    "o": _spec("o_proj.weight", "output.weight", "hidden_size", "attended_width"),
-}
-APART = {  # instead of kv_b, in GGUF files
-    "key_up": _spec("", "k_b.weight", "heads", "kv_rank", "plain"),
-    "value_up": _spec("", "v_b.weight", "heads", "value", "kv_rank"),
-}
-BIASES = {
-    "q_a_bias": _spec("q_a_proj.bias", "q_a.bias", "q_rank"),
-    "kv_a_bias": _spec("kv_a_proj_with_mqa.bias", "kv_a_mqa.bias", "latent_width"),
-    "o_bias": _spec("o_proj.bias", "output.bias", "hidden_size"),
-}
-
-
-def latent_layer(checkpoint: Checkpoint, config: LatentConfig) -> dict[str, TensorSpec]:
-    """A dense layer's tensors."""
-    around = {role: spec for role, spec in LAYER.items() if role not in ("q", "k", "v", "o")}
-    biases = dict(BIASES) if has_attention_biases(checkpoint) else {}
-    if not config.q_rank:
-        biases.pop("q_a_bias", None)
-    return around | (LOW_RANK if config.q_rank else DIRECT) | KEYS | biases
+CUTS = {"kv_b": cut_kv_up}
 
 
 def latent_attention(ops: Ops, x: Tensor, w: Weights, layer: int, config: LatentConfig) -> Tensor:
     """x + what the queries of the normed x find."""
     h = ops.rms_norm(x, w["attention_norm"], config.norm_eps)
     if config.q_rank:
-        q = ops.rms_norm(ops.linear(h, w["q_a"], w.get("q_a_bias")), w["q_norm"], INNER_EPS)
+        q = ops.rms_norm(ops.linear(h, w["q_a"], w.get("q_a_bias")), w["q_a_norm"], INNER_EPS)
         q = ops.linear(q, w["q_b"])
     else:
         q = ops.linear(h, w["q"])

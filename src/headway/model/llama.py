@@ -6,11 +6,12 @@ et al. 2024).
 
 from __future__ import annotations
 
+from typing import Any
+
 from headway.model.blocks import Weights, attention, by_layer, embed, gated_mlp, logits
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, Dialect, decoder_config, has_mlp_biases
+from headway.model.config import DecoderConfig, Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.tensors import LAYER, MLP_BIASES, TensorSpec, attention_biases
 from headway.ops.protocol import Forward, Ops, Tensor
 
 DIALECT = Dialect(understood=frozenset({"mlp_bias"}), gguf_interleaved=True)
@@ -22,13 +23,17 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = decoder_config(checkpoint, DIALECT)
-    return decoder_of(checkpoint, config, layer_of(checkpoint), build)
+    return decoder_of(checkpoint, stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT), build)
 
 
-def layer_of(checkpoint: Checkpoint) -> dict[str, TensorSpec]:
-    """A layer's tensors, with the biases that the checkpoint has."""
-    return LAYER | attention_biases(checkpoint) | (MLP_BIASES if has_mlp_biases(checkpoint) else {})
+def config_json(config: DecoderConfig) -> dict[str, Any]:
+    """What the config.json of a Llama says."""
+    return {
+        "model_type": "llama", "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads, "head_dim": config.head_dim, "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size, "vocab_size": config.vocab_size,
+        "tie_word_embeddings": config.tied,
+    }  # fmt: skip
 
 
 def build(config: DecoderConfig, weights: Weights) -> Forward:

@@ -6,7 +6,7 @@ from headway.model.blocks import Weights, attention, by_layer, embed, logits
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, MixtureConfig, feed_forward, mixture, mixture_layers, stacked
+from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, MixtureConfig, feed_forward, mixture, stacked
 from headway.ops.protocol import Forward, Ops, Tensor
 from headway.ops.routing import Routing
 
@@ -19,14 +19,13 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = decoder_config(checkpoint, DIALECT)
+    config, fields = decoder_config(checkpoint, DIALECT), stated(checkpoint, DIALECT)
     every = frozenset(range(config.layers))
 
     def routing(active: int) -> Routing:
         return Routing(active, renormalise=True)
 
-    config = mixture(config, stated(checkpoint, DIALECT), every, routing, "intermediate_size")
-    return decoder_of(stacked(checkpoint), config, mixture_layers(config), build)
+    return decoder_of(stacked(checkpoint), fields, mixture(config, fields, every, routing), build)
 
 
 def build(config: MixtureConfig, weights: Weights) -> Forward:

@@ -15,7 +15,6 @@ from headway.core.fields import Fields
 from headway.model.blocks import Weights, gated_mlp
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig
-from headway.model.tensors import LAYER, TensorSpec
 from headway.ops.protocol import Ops, Tensor
 from headway.ops.routing import ClampedSwiGLU, Routing
 from headway.ops.weight import Weight, stack
@@ -30,30 +29,12 @@ class MixtureConfig(DecoderConfig):
     """A decoder some of whose layers have experts.
 
     Attributes:
-        experts: routed experts of such a layer. expert_width: numbers between an expert's matrices.
-        shared_width: the same of the shared experts, all together; 0 = there are none.
         routing: how experts are chosen.
         expert_activation: of the routed experts.
-        sparse: layers that have experts.
     """
 
-    experts: int
-    expert_width: int
     routing: Routing
     expert_activation: str | ClampedSwiGLU
-    sparse: frozenset[int]
-    shared_width: int = 0
-    one: int = 1  # width of a number per row
-
-    @property
-    def expert_numbers(self) -> int:
-        """Numbers between the matrices of all experts."""
-        return self.experts * self.expert_width
-
-    @property
-    def expert_outputs(self) -> int:
-        """Numbers that all experts make."""
-        return self.experts * self.hidden_size
 
 
 # Fields of config.json that say something of experts: a mixture understands them.
@@ -65,30 +46,7 @@ GGUF_KEYS = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }  # fmt: skip
 
-SPARSE = {
-    "router": TensorSpec("mlp.gate.weight", "ffn_gate_inp.weight", "router", ("experts", "hidden_size")),
-    "experts_gate": TensorSpec(
-        "mlp.experts.gate_proj", "ffn_gate_exps.weight", "experts", ("experts", "expert_width", "hidden_size")
-    ),
-    "experts_up": TensorSpec(
-        "mlp.experts.up_proj", "ffn_up_exps.weight", "experts", ("experts", "expert_width", "hidden_size")
-    ),
-    "experts_down": TensorSpec(
-        "mlp.experts.down_proj", "ffn_down_exps.weight", "experts", ("experts", "hidden_size", "expert_width")
-    ),
-}
 DENSE = ("gate", "up", "down")  # roles of a dense layer's MLP
-
-
-def shared_experts(name: str, biases: bool = False) -> dict[str, TensorSpec]:
-    """An MLP that every row passes beside its experts. name: of its module in a Hugging Face folder."""
-    specs, width, size = {}, "shared_width", "hidden_size"
-    for of, out, inputs in (("gate", width, size), ("up", width, size), ("down", size, width)):
-        hf, gguf = f"mlp.{name}.{of}_proj", f"ffn_{of}_shexp"
-        specs[f"shared_{of}"] = TensorSpec(f"{hf}.weight", f"{gguf}.weight", "shared", (out, inputs))
-        if biases:
-            specs[f"shared_{of}_bias"] = TensorSpec(f"{hf}.bias", f"{gguf}.bias", "shared", (out,))
-    return specs
 
 
 def sparse_layers(checkpoint: Checkpoint, fields: Fields, layers: int) -> frozenset[int]:
@@ -104,8 +62,6 @@ def mixture(
     fields: Fields,
     sparse: frozenset[int],
     routing: Callable[[int], Routing],
-    width: str,
-    shared_width: int = 0,
 ) -> MixtureConfig:
     """The config of a mixture.
 
@@ -113,8 +69,6 @@ def mixture(
         fields: of the checkpoint, under config.json's names.
         sparse: layers with experts.
         routing: of so many active experts.
-        width: the field that says how wide an expert is.
-        shared_width: how wide shared experts are, all together.
 
     Raises:
         ModelFileError: a field is missing, or asks for more experts than there are.
@@ -126,23 +80,7 @@ def mixture(
         raise fields.fault("n_group", f"{count} experts in {how.groups} groups, {how.kept_groups} chosen: impossible")
     if active > how.kept_groups * (count // how.groups):
         raise fields.fault("num_experts_per_tok", f"{active} is more than the experts there are to choose from")
-    return MixtureConfig(
-        **vars(config),
-        experts=count,
-        expert_width=fields.size(width, "intermediate_size"),
-        routing=how,
-        expert_activation=config.activation,
-        sparse=sparse,
-        shared_width=shared_width,
-    )
-
-
-def mixture_layers(
-    config: MixtureConfig, layer: Mapping[str, TensorSpec] = LAYER, sparse: Mapping[str, TensorSpec] = SPARSE
-) -> list[dict[str, TensorSpec]]:
-    """The tensors of each layer: `sparse` instead of the MLP where it has experts."""
-    around = {role: spec for role, spec in layer.items() if spec.part != "mlp"}
-    return [around | dict(sparse) if number in config.sparse else dict(layer) for number in range(config.layers)]
+    return MixtureConfig(**vars(replace(config, sparse=sparse)), routing=how, expert_activation=config.activation)
 
 
 def feed_forward(ops: Ops, x: Tensor, w: Weights, layer: int, config: MixtureConfig) -> Tensor:
@@ -163,7 +101,7 @@ def feed_forward(ops: Ops, x: Tensor, w: Weights, layer: int, config: MixtureCon
         config.routing,
         config.expert_activation,
         w.get("router_bias"),
-        w.get("correction"),
+        w.get("correction_bias"),
         w.get("experts_gate_bias"),
         w.get("experts_up_bias"),
         w.get("experts_down_bias"),
@@ -190,7 +128,7 @@ _NAMES = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}  # Mixtral's
 
 
 def stacked(checkpoint: Checkpoint) -> Checkpoint:
-    """The same checkpoint with the matrices of a layer's experts as stacks, under the names in `SPARSE`.
+    """The same checkpoint with the matrices of a layer's experts as stacks, under one set of names.
 
     Raises:
         ModelFileError: an expert is missing, or is not like the others.
@@ -202,20 +140,24 @@ def stacked(checkpoint: Checkpoint) -> Checkpoint:
     for name, weight in checkpoint.tensors.items():
         if (found := _PER_EXPERT.fullmatch(name)) is not None:
             role = _NAMES.get(found["name"], found["name"])
-            experts.setdefault(f"{found['layer']}mlp.experts.{role}", {})[int(found["number"])] = weight
+            experts.setdefault(_stack(found["layer"], role), {})[int(found["number"])] = weight
         elif (found := _ROUTER.fullmatch(name)) is not None:
             tensors[f"{found['layer']}mlp.gate.weight"] = weight
         elif len(weight.shape) == 3 and (found := _FUSED.fullmatch(name)) is not None:
             half = weight.shape[1] // 2
             for role, rows in (("gate_proj", slice(half)), ("up_proj", slice(half, None))):
-                tensors[f"{found['layer']}mlp.experts.{role}"] = weight.within(rows)
+                tensors[_stack(found["layer"], role)] = weight.within(rows)
         elif len(weight.shape) == 3 and (found := _DOWN.fullmatch(name)) is not None:
-            tensors[f"{found['layer']}mlp.experts.down_proj"] = weight
+            tensors[_stack(found["layer"], "down_proj")] = weight
         else:
             tensors[name] = weight
     for name, matrices in experts.items():
         tensors[name] = stack(name, _in_order(checkpoint, name, matrices))
     return replace(checkpoint, tensors=tensors)
+
+
+def _stack(layer: str, role: str) -> str:
+    return f"{layer}mlp.experts.{{}}.{role}.weight"
 
 
 def _in_order(checkpoint: Checkpoint, name: str, matrices: Mapping[int, Weight]) -> tuple[Weight, ...]:

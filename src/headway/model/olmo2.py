@@ -9,7 +9,6 @@ from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig, Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.rope import inverse_frequencies, rope
-from headway.model.tensors import FULL_QK_NORMS, MATRICES, POST_NORMS, TensorSpec, attention_biases
 from headway.ops.protocol import Forward, Ops, Tensor
 
 IN_GGUF = Dialect(  # where an OLMo 3 is an OLMo 2 with windows
@@ -27,16 +26,12 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = decoder_config(checkpoint, IN_GGUF if checkpoint.gguf else Dialect())
+    dialect = IN_GGUF if checkpoint.gguf else Dialect()
+    config, fields = decoder_config(checkpoint, dialect), stated(checkpoint, dialect)
     if config.windowed:  # whose rope is never scaled
-        theta = stated(checkpoint, IN_GGUF).number("rope_theta", 10000.0)
+        theta = fields.number("rope_theta", 10000.0)
         config = replace(config, local_rope=rope(inverse_frequencies(config.head_dim, theta)))
-    return decoder_of(checkpoint, config, layer_of(checkpoint), build)
-
-
-def layer_of(checkpoint: Checkpoint) -> dict[str, TensorSpec]:
-    """A layer's tensors, with the biases that the checkpoint has."""
-    return MATRICES | POST_NORMS | FULL_QK_NORMS | attention_biases(checkpoint)
+    return decoder_of(checkpoint, fields, config, build)
 
 
 def build(config: DecoderConfig, weights: Weights) -> Forward:

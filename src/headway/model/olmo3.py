@@ -20,8 +20,8 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    stated = checkpoint.config
-    full = rope_fields(stated, "full_attention", stated.number("rope_theta"), "rope_scaling")
+    fields = checkpoint.config
+    full = rope_fields(fields, "full_attention", fields.number("rope_theta"), "rope_scaling")
     config = decoder_config(replace(checkpoint, config=full), DIALECT)
-    local = rope_from_hf(rope_fields(stated, "sliding_attention", THETA), config.head_dim)
-    return decoder_of(checkpoint, replace(config, local_rope=local), olmo2.layer_of(checkpoint), olmo2.build)
+    local = rope_from_hf(rope_fields(fields, "sliding_attention", THETA), config.head_dim)
+    return decoder_of(checkpoint, fields, replace(config, local_rope=local), olmo2.build)

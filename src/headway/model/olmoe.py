@@ -6,8 +6,7 @@ from headway.model import mixtral
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, mixture_layers, stacked
-from headway.model.tensors import FULL_QK_NORMS, LAYER, attention_biases
+from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, stacked
 from headway.ops.routing import Routing
 
 DIALECT = Dialect(understood=UNDERSTOOD, gguf=GGUF_KEYS)
@@ -24,6 +23,5 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     def routing(active: int) -> Routing:
         return Routing(active, renormalise=fields.flag("norm_topk_prob", False))
 
-    config = mixture(config, fields, frozenset(range(config.layers)), routing, "intermediate_size")
-    layers = mixture_layers(config, LAYER | FULL_QK_NORMS | attention_biases(checkpoint))
-    return decoder_of(stacked(checkpoint), config, layers, mixtral.build)
+    config = mixture(config, fields, frozenset(range(config.layers)), routing)
+    return decoder_of(stacked(checkpoint), fields, config, mixtral.build)

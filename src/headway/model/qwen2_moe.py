@@ -7,27 +7,12 @@ from dataclasses import replace
 
 from headway.model import mixtral
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, has_attention_biases, stated
+from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.mixture import (
-    GGUF_KEYS,
-    SPARSE,
-    UNDERSTOOD,
-    mixture,
-    mixture_layers,
-    shared_experts,
-    sparse_layers,
-    stacked,
-)
-from headway.model.tensors import LAYER, QKV_BIASES, TensorSpec
+from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, sparse_layers, stacked
 from headway.ops.routing import Routing
 
 DIALECT = Dialect(understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS)
-SHARED = shared_experts("shared_expert") | {
-    "shared_switch": TensorSpec(
-        "mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", "shared", ("one", "hidden_size")
-    )
-}
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -42,10 +27,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         return Routing(active, renormalise=fields.flag("norm_topk_prob", False))
 
     sparse = sparse_layers(checkpoint, fields, config.layers)
-    shared = fields.size("shared_expert_intermediate_size")
-    config = mixture(config, fields, sparse, routing, "moe_intermediate_size", shared)
-    layers = mixture_layers(config, LAYER | (QKV_BIASES if has_attention_biases(checkpoint) else {}), SPARSE | SHARED)
-    return decoder_of(stacked(_squared(checkpoint)), config, layers, mixtral.build)
+    return decoder_of(stacked(_squared(checkpoint)), fields, mixture(config, fields, sparse, routing), mixtral.build)
 
 
 def _squared(checkpoint: Checkpoint) -> Checkpoint:

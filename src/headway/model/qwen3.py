@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from headway.model import llama
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config
+from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.tensors import LAYER, QK_NORMS, attention_biases
+
+DIALECT = Dialect(understood=frozenset({"sliding_window"}))
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -15,5 +16,4 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = decoder_config(checkpoint, Dialect(understood=frozenset({"sliding_window"})))
-    return decoder_of(checkpoint, config, LAYER | QK_NORMS | attention_biases(checkpoint), llama.build)
+    return decoder_of(checkpoint, stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT), llama.build)

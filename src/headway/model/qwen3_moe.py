@@ -6,8 +6,7 @@ from headway.model import mixtral
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, mixture_layers, sparse_layers, stacked
-from headway.model.tensors import LAYER, QK_NORMS, attention_biases
+from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, sparse_layers, stacked
 from headway.ops.routing import Routing
 
 DIALECT = Dialect(understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS)
@@ -25,6 +24,4 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         return Routing(active, renormalise=fields.flag("norm_topk_prob", checkpoint.gguf))
 
     sparse = sparse_layers(checkpoint, fields, config.layers)
-    config = mixture(config, fields, sparse, routing, "moe_intermediate_size")
-    layers = mixture_layers(config, LAYER | QK_NORMS | attention_biases(checkpoint))
-    return decoder_of(stacked(checkpoint), config, layers, mixtral.build)
+    return decoder_of(stacked(checkpoint), fields, mixture(config, fields, sparse, routing), mixtral.build)

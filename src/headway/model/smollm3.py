@@ -23,9 +23,9 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = decoder_config(checkpoint, DIALECT)
-    unrotated = frozenset(_unrotated(stated(checkpoint, DIALECT), config.layers))
-    return decoder_of(checkpoint, replace(config, unrotated=unrotated), llama.layer_of(checkpoint), llama.build)
+    config, fields = decoder_config(checkpoint, DIALECT), stated(checkpoint, DIALECT)
+    unrotated = frozenset(_unrotated(fields, config.layers))
+    return decoder_of(checkpoint, fields, replace(config, unrotated=unrotated), llama.build)
 
 
 def _unrotated(fields: Fields, layers: int) -> list[int]:

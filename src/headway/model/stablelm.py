@@ -9,9 +9,8 @@ import numpy as np
 
 from headway.model import llama, parallel
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, has_attention_biases, stated
+from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.tensors import BESIDE_LAYERS, FULL_QK_NORMS, LAST_NORM_BIAS, LAYER, NORM_BIASES, QKV_BIASES, without
 from headway.ops.weight import Weight
 
 DIALECT = Dialect(
@@ -28,14 +27,10 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
     config, fields = decoder_config(checkpoint, DIALECT), stated(checkpoint, DIALECT)
-    layer = LAYER | NORM_BIASES | (QKV_BIASES if has_attention_biases(checkpoint) else {})
-    build = llama.build
     if fields.flag("use_qk_norm", False):
-        layer |= FULL_QK_NORMS
         checkpoint = replace(checkpoint, tensors=joined(checkpoint.tensors, config.layers))
-    if fields.flag("use_parallel_residual", False):
-        layer, build = without(layer, "mlp_norm", "mlp_norm_bias"), parallel.build
-    return decoder_of(checkpoint, config, layer, build, beside=BESIDE_LAYERS | LAST_NORM_BIAS)
+    together = fields.flag("use_parallel_residual", False)
+    return decoder_of(checkpoint, fields, config, parallel.build if together else llama.build)
 
 
 def joined(tensors: Mapping[str, Weight], layers: int) -> dict[str, Weight]:
@@ -48,6 +43,6 @@ def joined(tensors: Mapping[str, Weight], layers: int) -> dict[str, Weight]:
             order = sorted(heads, key=lambda head: int("0" + head.name.split(".")[-2]))
             if order:
                 numbers = np.concatenate([head.dequantise() for head in order])
-                data = numbers.view(np.uint8)
-                rest[f"{name}weight"] = Weight(f"{name}weight", numbers.shape, "f32", data)
+                whole, shape = f"{name}norms.{{}}.weight", (len(order), len(numbers) // len(order))
+                rest[whole] = Weight(whole, shape, "f32", numbers.view(np.uint8))
     return rest

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from headway.model import llama
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config
+from headway.model.config import Dialect, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.tensors import BESIDE_LAYERS, LAST_NORM_BIAS, NORM_BIASES, without
 
 DIALECT = Dialect(
     understood=frozenset({"mlp_bias", "sliding_window"}),
@@ -21,6 +20,4 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    layer = without(llama.layer_of(checkpoint) | NORM_BIASES, "gate", "gate_bias")
-    config = decoder_config(checkpoint, DIALECT)
-    return decoder_of(checkpoint, config, layer, llama.build, beside=BESIDE_LAYERS | LAST_NORM_BIAS)
+    return decoder_of(checkpoint, stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT), llama.build)

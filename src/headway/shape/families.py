@@ -13,9 +13,12 @@ from typing import Any
 from headway.core.errors import BadInput
 from headway.core.fields import Fields
 
-NORMS_2 = ("input_layernorm", "post_attention_layernorm")
-NORMS_BEHIND = ("post_attention_layernorm", "post_feedforward_layernorm")
-NORMS_4 = (*NORMS_2, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+# (What forward passes know a norm as, its name.)
+NORMS_2 = (("attention_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm"))
+NORMS_BEHIND = (
+    ("attention_post_norm", "post_attention_layernorm"), ("mlp_post_norm", "post_feedforward_layernorm"),
+)  # fmt: skip
+NORMS_4 = (NORMS_2[0], *NORMS_BEHIND, ("mlp_norm", "pre_feedforward_layernorm"))
 
 
 @dataclass(frozen=True)
@@ -24,16 +27,18 @@ class Family:
 
     Attributes:
         qkv_bias, o_bias: True, False, or None = as the config's `attention_bias` says.
-        qk_norm: "" none, "head" one per head width, "full" over all heads, "config" = head if `use_qk_norm`, "each" =
-            one of each head if so, "apart" = the same, in tensors of their own.
+        qk_norm: "" none, "head" one per head width, "full" over all heads, "each" = one of each head, "apart" = the
+            same, in tensors of their own; none either where `use_qk_norm` is false.
         norms: the layer's norms of width d. norm_bias: they have biases, as has the last.
         plain_mlp: no gates. positions: a table of learned ones. head_bias: of the output matrix.
         transposed: matrices of layers are kept (in, out).
         fused_qkv, fused_gate_up: stored as one matrix.
         experts: how routed experts are stored: "" none, "mlp" (mlp.experts.N.gate_proj), "block" (Mixtral's w1..w3),
-            "stacked" (one tensor for all, with biases: gpt-oss). "gemma4": the family is listed by `gemma4.py`.
-        router_bias: the router carries a correction bias per expert.
+            "fused" (one tensor for all: Granite), "stacked" (the same, (in, out) and with biases: gpt-oss). "gemma4":
+            the family is listed by `gemma4.py`. expert_bias: their matrices and the router's have biases.
+        correction: the router carries a correction per expert.
         shared: how shared experts are stored: "", "sum" (n_shared_experts wide), "gated" (one, with its own gate).
+        apart: latent attention has matrices of every head's keys and values instead of one for all (GGUF).
         sinks: one learned sink per head. gated_attention: the query projection also makes an output gate.
         split_linear: linear attention keeps its projections as four matrices instead of two.
         window_every: where config.json does not list kinds of layers, one is full if (index + 1) % window_every == 0,
@@ -44,17 +49,20 @@ class Family:
         unread: fields that the config class has no use for.
         fields: (a field as Llama's config.json calls it, its name in this family's).
         names: (a part of a tensor's name as a Llama's folder has it, what stands there instead).
+        in_gguf: what forward passes know a tensor as -> its name in GGUF files, where that is not as in the others.
     """
 
     qkv_bias: bool | None = None
     o_bias: bool | None = None
     qk_norm: str = ""
-    norms: tuple[str, ...] = NORMS_2
+    norms: tuple[tuple[str, str], ...] = NORMS_2
     fused_qkv: bool = False
     fused_gate_up: bool = False
     experts: str = ""
-    router_bias: bool = False
+    expert_bias: bool = False
+    correction: bool = False
     shared: str = ""
+    apart: bool = False
     sinks: bool = False
     gated_attention: bool = False
     split_linear: bool = False
@@ -70,6 +78,7 @@ class Family:
     unread: tuple[str, ...] = ()
     fields: tuple[tuple[str, str], ...] = ()
     names: tuple[tuple[str, str], ...] = ()
+    in_gguf: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, name: str) -> str:
         """A tensor of a Llama's folder, as this family's call it."""
@@ -92,6 +101,7 @@ class Family:
 NO_BIAS: Mapping[str, Any] = {"qkv_bias": False, "o_bias": False}
 TIED = {"tie_word_embeddings": True}
 CONTEXT_2K = {"max_position_embeddings": 2048}
+NO_QK_NORM = {"use_qk_norm": False}
 EPS_5 = {"rms_norm_eps": 1e-5}
 MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
 QWEN_WINDOW = {
@@ -112,7 +122,7 @@ GEMMA_ACT = (("hidden_act", "hidden_activation"),)
 WHOLE_HEADS = ("head_dim", "num_key_value_heads")
 BIASED = {"attention_bias": True, "mlp_bias": True} | EPS_5
 EPS = ("rms_norm_eps", "layer_norm_eps")
-COHERE = TIED | EPS_5 | {"logit_scale": 0.0625, "max_position_embeddings": 8192}
+COHERE = TIED | NO_QK_NORM | EPS_5 | {"logit_scale": 0.0625, "max_position_embeddings": 8192}
 GLM = {
     "attention_bias": True, "head_dim": 128, "num_key_value_heads": 2, "partial_rotary_factor": 0.5,
     "rms_norm_eps": 1.5625e-07, "max_position_embeddings": 131072,
@@ -120,7 +130,7 @@ GLM = {
 LAYERNORMS = (("self_attn.q_norm", "self_attn.q_layernorm"), ("self_attn.k_norm", "self_attn.k_layernorm"))
 LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 # What the heirs of DeepSeek V3 take for fields that they leave out is not what it does itself.
-DEEPSEEK_V3 = Family(experts="mlp", shared="sum", router_bias=True, fields=(("head_dim", "qk_rope_head_dim"),))
+DEEPSEEK_V3 = Family(experts="mlp", shared="sum", correction=True, fields=(("head_dim", "qk_rope_head_dim"),))
 YARN_OF_GPT_OSS = {
     "rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
@@ -179,8 +189,8 @@ FAMILIES: Mapping[str, Family] = {
         ),
     ),
     "phi": Family(
-        norms=NORMS_2[:1], norm_bias=True, plain_mlp=True, head_bias=True, qk_norm="config",
-        defaults=BIASED | CONTEXT_2K | {"hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
+        norms=NORMS_2[:1], norm_bias=True, plain_mlp=True, head_bias=True, qk_norm="head",
+        defaults=NO_QK_NORM | BIASED | CONTEXT_2K | {"hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
         fields=(EPS, ("use_qk_norm", "qk_layernorm")),
         names=(
             ("self_attn.o_proj", "self_attn.dense"), ("mlp.up_proj", "mlp.fc1"), ("mlp.down_proj", "mlp.fc2"),
@@ -189,7 +199,9 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "stablelm": Family(
         o_bias=False, norm_bias=True, shared_norm=True, qk_norm="apart", unread=WHOLE_HEADS[:1],
-        defaults=EPS_5 | {"num_key_value_heads": 32, "max_position_embeddings": 4096, "partial_rotary_factor": 0.25},
+        defaults=NO_QK_NORM | EPS_5 | {
+            "num_key_value_heads": 32, "max_position_embeddings": 4096, "partial_rotary_factor": 0.25,
+        },
         fields=(EPS, ("attention_bias", "use_qkv_bias"), ("use_qk_norm", "qk_layernorm")), names=LAYERNORMS,
     ),
     "cohere": Family(
@@ -205,7 +217,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "granite": Family(defaults=CONTEXT_2K),
     "granitemoe": Family(
-        experts="block", defaults=CONTEXT_2K | {"num_local_experts": 8, "num_experts_per_tok": 2}
+        experts="fused", defaults=CONTEXT_2K | {"num_local_experts": 8, "num_experts_per_tok": 2}
     ),
     "olmoe": Family(
         qk_norm="full", experts="mlp",
@@ -251,14 +263,18 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "glm": Family(o_bias=False, fused_gate_up=True, defaults=GLM),
     "glm4": Family(
-        o_bias=False, fused_gate_up=True, norms=(*NORMS_2, "post_self_attn_layernorm", "post_mlp_layernorm"),
-        defaults=GLM,
+        o_bias=False, fused_gate_up=True, defaults=GLM,
+        norms=(
+            *NORMS_2, ("attention_post_norm", "post_self_attn_layernorm"), ("mlp_post_norm", "post_mlp_layernorm"),
+        ),
     ),
-    "glm4_moe": Family(o_bias=False, qk_norm="config", experts="mlp", shared="sum", router_bias=True),
+    "glm4_moe": Family(
+        o_bias=False, qk_norm="head", experts="mlp", shared="sum", correction=True, defaults=NO_QK_NORM
+    ),
     "glm4_moe_lite": DEEPSEEK_V3,
     "glm_moe_dsa": DEEPSEEK_V3,
     "deepseek_v2": replace(
-        DEEPSEEK_V3, router_bias=False,
+        DEEPSEEK_V3, correction=False,
         defaults=LATENT | CONTEXT_2K | {
             "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407,
         },
@@ -274,14 +290,14 @@ FAMILIES: Mapping[str, Family] = {
     "kimi_k2": DEEPSEEK_V3,
     "kimi_k25": DEEPSEEK_V3,
     "gpt_oss": Family(
-        experts="stacked", sinks=True, window_every=2,
+        experts="stacked", expert_bias=True, sinks=True, window_every=2, in_gguf={"mlp_norm": "post_attention_norm"},
         defaults=EPS_5 | {
             "attention_bias": True, "head_dim": 64, "num_key_value_heads": 8, "max_position_embeddings": 131072,
             "sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4, "rope_theta": 150000.0,
             "rope_parameters": YARN_OF_GPT_OSS,
         },
     ),
-    "minimax_m2": Family(**NO_BIAS, qk_norm="full", experts="block", router_bias=True),
+    "minimax_m2": Family(**NO_BIAS, qk_norm="full", experts="block", correction=True),
 }  # fmt: skip
 # What GGUF files call a family, where that is not its `model_type`; of two with one name, that which can do more.
 IN_GGUF = {

@@ -61,7 +61,7 @@ def gemma4_tensors(fields: Fields, size: Dims) -> Iterator[Tensor]:
     mixture = fields.flag("enable_moe_block")
     for layer, shape in enumerate(layer_shapes(fields, size)):
         at = f"model.layers.{layer}."
-        norms = [*NORMS_4, *(["post_per_layer_input_norm"] if per_layer else [])]
+        norms = [*dict(NORMS_4).values(), *(["post_per_layer_input_norm"] if per_layer else [])]
         if mixture:
             norms += ["post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2"]
         yield from (Tensor(f"{at}{name}.weight", (d,), "norm") for name in norms)
