@@ -14,8 +14,9 @@ from headway.core.events import EventLog, Header
 from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities
 from headway.engine.event_file import EventWriter
-from headway.executor.simulated import FixedCosts, HashedTokens, SimulatedExecutor
+from headway.executor.simulated import FixedCosts
 from headway.scheduling.scheduler import Scheduler
+from tests.simulated import HashedTokens, SimulatedExecutor
 
 COSTS = FixedCosts(step=0.01, token=0.001, kv_token=1e-6)
 LIMITS = Capabilities(

@@ -11,9 +11,10 @@ from headway.core.events import EventLog
 from headway.core.receipts import Receipt, Receipts
 from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities, StepShape
-from headway.executor.simulated import FixedCosts, HashedTokens, SimulatedExecutor
+from headway.executor.simulated import FixedCosts
 from headway.scheduling.budget import Budget
 from headway.scheduling.scheduler import Scheduler
+from tests.simulated import HashedTokens, SimulatedExecutor
 
 COSTS = FixedCosts(step=0.02, row=0.001, token=0.002, kv_token=1e-6, pair=1e-8)
 

@@ -13,11 +13,12 @@ from headway.core.request import SamplingParams
 from headway.core.step import Capabilities, RowInit
 from headway.engine.loop import EngineLoop
 from headway.engine.messages import Cancel, Submit
-from headway.executor.simulated import FixedCosts, SimulatedExecutor
+from headway.executor.simulated import FixedCosts
 from headway.scheduling.budget import Budget
 from headway.scheduling.invariants import check
 from headway.scheduling.policies import POLICIES
 from headway.scheduling.scheduler import Scheduler
+from tests.simulated import SimulatedExecutor
 
 STOP = 3
 COSTS = FixedCosts(step=1e-3, token=1e-4)

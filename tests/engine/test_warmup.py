@@ -8,8 +8,9 @@ from headway.core.clock import VirtualClock
 from headway.core.request import SamplingParams
 from headway.core.step import Capabilities
 from headway.engine.warmup import measure_steps, pace, settle
-from headway.executor.simulated import FixedCosts, HashedTokens, SimulatedExecutor
+from headway.executor.simulated import FixedCosts
 from tests.engine.tiny import TinyModel, complete, prompts, tokens_of
+from tests.simulated import HashedTokens, SimulatedExecutor
 
 LIMITS = Capabilities(
     block_size=32, blocks=(100, 40), windows=(None, 64), max_rows=8, max_tokens_per_step=256, max_model_len=3000

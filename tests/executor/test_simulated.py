@@ -8,8 +8,9 @@ from headway.core.clock import PS_PER_SECOND, VirtualClock, to_seconds
 from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities, RowInit, StepPlan, StepShape, Work
 from headway.executor.protocol import Executor
-from headway.executor.simulated import FixedCosts, HashedTokens, SimulatedExecutor
+from headway.executor.simulated import FixedCosts
 from headway.scheduling.scheduler import Scheduler
+from tests.simulated import HashedTokens, SimulatedExecutor
 
 LIMITS = Capabilities(
     block_size=32, blocks=(100,), windows=(None,), max_rows=4, max_tokens_per_step=64, max_model_len=999

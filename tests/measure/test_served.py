@@ -14,12 +14,12 @@ from headway.core.events import EventLog, StepDone
 from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities
 from headway.engine.event_file import EventWriter, read_events
-from headway.executor.simulated import HashedTokens, SimulatedExecutor
 from headway.measure.served import Window, calibrate
 from headway.roofline.profile import Profile, Rates, device_of
 from headway.roofline.step import Efficiency, StepTime
 from headway.scheduling.scheduler import Scheduler
 from headway.shape.catalogue import find_model
+from tests.simulated import HashedTokens, SimulatedExecutor
 
 SHAPE = find_model("qwen2.5-0.5b")
 PROFILE = Profile("box", "2026-01-01", 2, 8e9, {"2": 2e10}, {"bf16": 4e11})

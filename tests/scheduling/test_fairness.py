@@ -15,10 +15,11 @@ from headway.core.clock import VirtualClock, to_ps, to_seconds
 from headway.core.events import Admitted, AnyEvent, EventLog, FirstToken, Queued, StepDone
 from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities, StepShape
-from headway.executor.simulated import FixedCosts, HashedTokens, SimulatedExecutor
+from headway.executor.simulated import FixedCosts
 from headway.scheduling.budget import Budget, StepTimeModel
 from headway.scheduling.invariants import check, check_plan
 from headway.scheduling.scheduler import Scheduler
+from tests.simulated import HashedTokens, SimulatedExecutor
 
 COSTS = FixedCosts(step=0.02, token=0.002, kv_token=1e-6)
 STEP = 0.1

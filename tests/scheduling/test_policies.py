@@ -8,10 +8,11 @@ from headway.core.clock import VirtualClock, to_ps
 from headway.core.errors import BadInput
 from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities
-from headway.executor.simulated import FixedCosts, HashedTokens, SimulatedExecutor
+from headway.executor.simulated import FixedCosts
 from headway.scheduling.invariants import check
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
+from tests.simulated import HashedTokens, SimulatedExecutor
 
 COSTS = FixedCosts(step=1e-3, token=1e-4)
 

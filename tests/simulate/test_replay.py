@@ -18,12 +18,13 @@ from headway.core.folds import Totals
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import Capabilities, StepPlan, StepResult
 from headway.engine.event_file import EventFileError, EventWriter
-from headway.executor.simulated import FixedCosts, HashedTokens, SimulatedExecutor
+from headway.executor.simulated import FixedCosts
 from headway.scheduling.budget import Budget
 from headway.scheduling.invariants import check
 from headway.scheduling.policies import POLICIES
 from headway.scheduling.scheduler import Scheduler
 from headway.simulate.replay import replay
+from tests.simulated import HashedTokens, SimulatedExecutor
 
 LAYOUTS = [((16,), (None,)), ((14, 12), (None, 5)), ((40,), (None,))]
 COSTS = FixedCosts(step=1e-3, token=1e-4)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from headway.core.errors import BadInput
 from headway.engine.machine import free_memory
 from headway.model.hub import CONFIG, HubSource, fetch_config, parse_hub
-from headway.model.reading import MAX_JSON_BYTES
+from headway.model.reading import read_json
 from headway.model.source import DEFAULT_MODEL, resolve
 from headway.roofline.hardware import Hardware, find_hardware
 from headway.roofline.profile import Profile, device_of, load_profile
@@ -89,16 +87,7 @@ def _from_hub(source: HubSource) -> ModelShape:
 
 
 def _from_files(config: Path, quantisation: Path, name: str) -> ModelShape:
-    raw = _read_json(config)
-    if quantisation.is_file() and isinstance(raw, dict) and "quantization_config" not in raw:
-        raw = raw | {"quantization_config": _read_json(quantisation)}
+    raw = read_json(config)
+    if quantisation.is_file() and "quantization_config" not in raw:
+        raw = raw | {"quantization_config": read_json(quantisation)}
     return shape_from_config(raw, name)
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise BadInput("--model", f"{path} is {path.stat().st_size} bytes; not a config.json")
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise BadInput("--model", f"{path} is not a readable config.json: {error}") from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from typing import Protocol
 
 import msgspec
@@ -44,24 +43,6 @@ class TokenSource(Protocol):
     def token(self, row: RowInit, position: int) -> int:
         """The token of a request at a position of its sequence; the same whenever it is asked."""
         ...
-
-
-class HashedTokens:
-    """A seeded hash of (request, position): reproducible, and never a stop id, so lengths are the workload's alone."""
-
-    def __init__(self, seed: int, vocab: int) -> None:
-        self._seed = seed
-        self._vocab = vocab
-
-    def token(self, row: RowInit, position: int) -> int:
-        attempt = 0
-        while (token := self._draw(row.id, position, attempt)) in row.stop_ids:
-            attempt += 1
-        return token
-
-    def _draw(self, id: str, position: int, attempt: int) -> int:
-        text = f"{self._seed}/{position}/{attempt}/{id}".encode()
-        return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") % self._vocab
 
 
 class SimulatedRanks:
@@ -191,35 +172,3 @@ class SimulatedRanks:
             if emitted[-1] != draft:
                 break
         return tuple(emitted)
-
-
-class SimulatedExecutor:
-    """One rank, as the engine's loop drives it. Arguments as of `SimulatedRanks`."""
-
-    def __init__(
-        self,
-        limits: Capabilities,
-        clock: VirtualClock,
-        model: StepTimeModel,
-        tokens: TokenSource,
-        host: float = 0.0,
-    ) -> None:
-        self._rank = SimulatedRanks(limits, clock, model, tokens, host)
-
-    def capabilities(self) -> Capabilities:
-        return self._rank.limits
-
-    def submit(self, plan: StepPlan) -> int:
-        self._rank.submit([plan])
-        return plan.step
-
-    def collect(self, ticket: int) -> StepResult:
-        (result,) = self._rank.collect()
-        assert result.step == ticket, "steps are collected in the order they were submitted"
-        return result
-
-    def reset(self) -> None:
-        self._rank.reset()
-
-    def close(self) -> None:
-        self.reset()

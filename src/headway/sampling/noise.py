@@ -15,7 +15,6 @@ from __future__ import annotations
 import numpy as np
 
 DRAW = 0  # purpose: drawing a token from the model's distribution
-ACCEPT = 1  # purpose: accepting a proposed token
 
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)

@@ -16,7 +16,7 @@ from headway.core.errors import BadInput
 from headway.core.step import Capabilities
 from headway.roofline.deployment import Deployment
 from headway.roofline.hardware import GIB, Hardware, find_hardware, hardware_catalogue
-from headway.roofline.memory import RUNTIME, activation_bytes, weights_per_gpu
+from headway.roofline.memory import RUNTIME, MemoryPlan, activation_bytes, weights_per_gpu
 from headway.shape.model import ModelShape, kv_bytes
 from headway.simulate.deploy import GPU_ROWS, GPU_TOKENS
 
@@ -174,12 +174,15 @@ def _blocks(meta: _Meta, deployment: Deployment) -> tuple[int, str]:
     device, shape = deployment.hardware, deployment.shape
     total = (meta.hardware.device_total_memory_bytes if meta.hardware else None) or device.visible or device.memory
     engine = meta.engine_kwargs
-    weights = weights_per_gpu(shape, deployment.gpus, deployment.attention_dp)
-    activations = activation_bytes(shape, engine.max_num_batched_tokens or GPU_TOKENS, deployment.attention_tp)
-    room = total * (cache.gpu_memory_utilization or UTILISATION) - weights - activations - RUNTIME
-    blocks = int(room // kv_bytes(shape, cache.block_size or BLOCK, deployment.attention_tp))
+    plan = MemoryPlan(
+        total * (cache.gpu_memory_utilization or UTILISATION),
+        weights_per_gpu(shape, deployment.gpus, deployment.attention_dp),
+        activation_bytes(shape, engine.max_num_batched_tokens or GPU_TOKENS, deployment.attention_tp),
+        RUNTIME,
+    )
+    blocks = plan.sequences(kv_bytes(shape, cache.block_size or BLOCK, deployment.attention_tp))
     if blocks < 2:
-        raise BadInput("DIR", f"{shape.name} leaves {room / GIB:.1f} GiB for the cache on {device.name}")
+        raise BadInput("DIR", f"{shape.name} leaves {plan.room / GIB:.1f} GiB for the cache on {device.name}")
     return blocks, "the memory plan"
 
 
