@@ -37,7 +37,7 @@ from headway.model.adapters import AdapterLimits
 from headway.model.load import Model, ModelInfo, open_model
 from headway.model.source import DEFAULT_MODEL, DEFAULT_SAMPLING, Progress, cache_folder, is_default, merges_folder
 from headway.ops.protocol import Backend, CacheLayout
-from headway.ops.registry import Setup, backends, find_backend
+from headway.ops.registry import BackendSetup, backends, find_backend
 from headway.roofline.hardware import GIB
 from headway.roofline.memory import PROCESS, MemoryPlan, cut_pools, logit_bytes
 from headway.roofline.step import decode_step
@@ -218,7 +218,7 @@ def make_backend(
     if name == "auto" and kind is not best:
         logger.warning("Serving with the %s backend, many times slower. %s", kind.name, best.why_not())
     folder = cache_folder() / "packed" if pack_cache and weights != "stored" else None
-    return kind.make(Setup(threads, weights, group, folder))
+    return kind.make(BackendSetup(threads, weights, group, folder))
 
 
 def _limit_blas(asked: int | None, threads: int) -> None:

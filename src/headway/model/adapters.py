@@ -26,7 +26,7 @@ class AdapterLimits:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LinearLayer:
     """A linear layer.
 
     Attributes:
@@ -76,7 +76,7 @@ class Adaptable:
     def __init__(
         self,
         backend: Backend,
-        layers: tuple[Mapping[str, Sequence[Layer]], Mapping[str, Sequence[Layer]]],
+        layers: tuple[Mapping[str, Sequence[LinearLayer]], Mapping[str, Sequence[LinearLayer]]],
         gguf: bool,
         limits: AdapterLimits,
     ) -> None:
@@ -142,10 +142,10 @@ class Adaptable:
             for layer in layers:
                 layer.slots.clear(number)
 
-    def _named(self, file: AdapterFile) -> Mapping[str, Sequence[Layer]]:
+    def _named(self, file: AdapterFile) -> Mapping[str, Sequence[LinearLayer]]:
         return self._by_tensor if file.gguf else self._by_module
 
-    def _layers(self, file: AdapterFile, name: str) -> Sequence[Layer]:
+    def _layers(self, file: AdapterFile, name: str) -> Sequence[LinearLayer]:
         return self._named(file).get(name if file.gguf else name + _MATRIX, ())
 
 
@@ -154,14 +154,14 @@ def make_adaptable(
 ) -> tuple[Forward, Adaptable]:
     """The forward pass of a prepared decoder that adds what adapters say, and where these are loaded."""
     reached = {id(weight) for weight in linear_layers(decoder.build(prepared))}
-    weights, layers = dict(prepared), (dict[str, list[Layer]](), dict[str, list[Layer]]())
+    weights, layers = dict(prepared), (dict[str, list[LinearLayer]](), dict[str, list[LinearLayer]]())
     for role, spec in decoder.specs.items():
         if id(prepared[role]) not in reached or decoder.parts[role] in ("embed", "head"):
             continue
         out, inputs = decoder.weights[role].shape
         slots = backend.adapter_slots((out, inputs), limits.count, limits.most_rank)
         weights[role] = Adapted(prepared[role], slots)
-        layer = Layer((out, inputs), slots, _rows(decoder, role), _order(decoder, role))
+        layer = LinearLayer((out, inputs), slots, _rows(decoder, role), _order(decoder, role))
         layers[0].setdefault(spec.hf, []).append(layer)
         layers[1].setdefault(spec.gguf, []).append(layer)
     return adapted(decoder.build(weights)), Adaptable(backend, layers, decoder.gguf, limits)

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from headway.model import parallel
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, optional_number, stated
+from headway.model.config import Conventions, decoder_config, optional_number, stated
 from headway.model.family import Decoder, decoder_of
 
-DIALECT = Dialect(
+CONVENTIONS = Conventions(
     gguf={"logit_scale": "logit_scale"},
     layer_norms=True,
     interleaved=True,
 )
 WINDOWED = replace(
-    DIALECT,
+    CONVENTIONS,
     understood=frozenset({"sliding_window"}),
-    gguf={**DIALECT.gguf, "attention.sliding_window": "sliding_window"},
+    gguf={**CONVENTIONS.gguf, "attention.sliding_window": "sliding_window"},
 )
 
 
@@ -28,8 +28,8 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    dialect = WINDOWED if checkpoint.architecture == "cohere2" else DIALECT
-    config, fields = decoder_config(checkpoint, dialect), stated(checkpoint, dialect)
-    unrotated = frozenset(range(config.layers)) - config.windowed if dialect is WINDOWED else frozenset()
+    conventions = WINDOWED if checkpoint.architecture == "cohere2" else CONVENTIONS
+    config, fields = decoder_config(checkpoint, conventions), stated(checkpoint, conventions)
+    unrotated = frozenset(range(config.layers)) - config.windowed if conventions is WINDOWED else frozenset()
     config = replace(config, logit_scale=optional_number(fields, "logit_scale", 1.0), unrotated=unrotated)
     return decoder_of(checkpoint, fields, config, parallel.build)

@@ -85,7 +85,7 @@ class DecoderConfig:
 
 
 # Fields of a config.json that change the arithmetic of some family, and the values that change nothing. A family's
-# `Dialect` names those that it carries out; of any other only these values are accepted.
+# `Conventions` names those that it carries out; of any other only these values are accepted.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "mlp_bias": (False,), "partial_rotary_factor": (1,), "num_local_experts": (0,),
     "num_experts": (0,), "attn_logit_softcapping": (), "final_logit_softcapping": (), "logits_scaling": (1,),
@@ -118,8 +118,8 @@ ACTIVATIONS = {
 
 
 @dataclass(frozen=True)
-class Dialect:
-    """How the files of a family say what a decoder is.
+class Conventions:
+    """How the files of a family say what a decoder is; `shape.families` has what its config.json may leave out.
 
     Attributes:
         understood: fields of `NEUTRAL` that the family carries out, whatever their value.
@@ -138,15 +138,15 @@ class Dialect:
     interleaved: bool = False
 
 
-def stated(checkpoint: Checkpoint, dialect: Dialect = Dialect()) -> Fields:
+def stated(checkpoint: Checkpoint, conventions: Conventions = Conventions()) -> Fields:
     """What a checkpoint of either kind says, under Llama's names in config.json; faults have the file's own names. What
     a family has beyond `DecoderConfig` is read from here.
 
     Raises:
         ModelFileError: something is asked for that the family does not carry out.
     """
-    fields = _stated_by_gguf(checkpoint, dialect) if checkpoint.gguf else checkpoint.config
-    for name in NEUTRAL.keys() - dialect.understood:
+    fields = _stated_by_gguf(checkpoint, conventions) if checkpoint.gguf else checkpoint.config
+    for name in NEUTRAL.keys() - conventions.understood:
         if fields.has(name) and fields.values[name] not in NEUTRAL[name]:
             if name == "sliding_window" and not fields.flag("use_sliding_window", True):
                 continue
@@ -154,17 +154,17 @@ def stated(checkpoint: Checkpoint, dialect: Dialect = Dialect()) -> Fields:
     return fields
 
 
-def decoder_config(checkpoint: Checkpoint, dialect: Dialect = Dialect()) -> DecoderConfig:
-    """The config of a checkpoint of a family that speaks `dialect`.
+def decoder_config(checkpoint: Checkpoint, conventions: Conventions = Conventions()) -> DecoderConfig:
+    """The config of a checkpoint of a family with these conventions.
 
     Raises:
         ModelFileError: a field is missing, mistyped, or asks for what the family does not do.
     """
-    fields = stated(checkpoint, dialect)
+    fields = stated(checkpoint, conventions)
     layers, tensors = fields.size("num_hidden_layers"), len(checkpoint.tensors)
     if layers > tensors:  # before anything is built per layer: the count is the file's word
         raise fields.fault("num_hidden_layers", f"{layers} layers but only {tensors} tensors")
-    kinds = ("full_attention", *["sliding_attention"] * ("sliding_window" in dialect.understood))
+    kinds = ("full_attention", *["sliding_attention"] * ("sliding_window" in conventions.understood))
     for kind in fields.words("layer_types", layers) or ():
         if kind not in kinds:
             raise fields.fault("layer_types", f"{shown(kind)} is not supported; accepted: {', '.join(kinds)}")
@@ -184,12 +184,12 @@ def decoder_config(checkpoint: Checkpoint, dialect: Dialect = Dialect()) -> Deco
         hidden_size=hidden_size,
         intermediate_size=fields.size("intermediate_size"),
         vocab_size=fields.size("vocab_size"),
-        context_length=context if checkpoint.gguf or not dialect.rotary else scaled_context(fields, context),
+        context_length=context if checkpoint.gguf or not conventions.rotary else scaled_context(fields, context),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=_rope(checkpoint, fields, head_dim, dialect),
-        permuted=checkpoint.gguf and dialect.gguf_interleaved,
+        rope=_rope(checkpoint, fields, head_dim, conventions),
+        permuted=checkpoint.gguf and conventions.gguf_interleaved,
         activation=_activation(fields),
-        layer_norms=dialect.layer_norms,
+        layer_norms=conventions.layer_norms,
         tied=fields.flag("tie_word_embeddings", False),
         windowed=frozenset(
             layer for group in checkpoint.shape("").groups if group.kind == "window" for layer in group.layers
@@ -209,28 +209,28 @@ def _activation(fields: Fields) -> str:
     return ACTIVATIONS[name]
 
 
-def _rope(checkpoint: Checkpoint, fields: Fields, head_dim: int, dialect: Dialect) -> Rope:
-    if not dialect.rotary:
+def _rope(checkpoint: Checkpoint, fields: Fields, head_dim: int, conventions: Conventions) -> Rope:
+    if not conventions.rotary:
         return Rope(())
     if checkpoint.gguf:
-        interleaved = dialect.interleaved or dialect.gguf_interleaved
+        interleaved = conventions.interleaved or conventions.gguf_interleaved
         return rope_from_gguf(_namespace(checkpoint), checkpoint.tensors, head_dim, interleaved)
-    found = rope_from_hf(fields, head_dim, partial="partial_rotary_factor" in dialect.understood)
-    return replace(found, interleaved=dialect.interleaved)
+    found = rope_from_hf(fields, head_dim, partial="partial_rotary_factor" in conventions.understood)
+    return replace(found, interleaved=conventions.interleaved)
 
 
-def _stated_by_gguf(checkpoint: Checkpoint, dialect: Dialect) -> Fields:
+def _stated_by_gguf(checkpoint: Checkpoint, conventions: Conventions) -> Fields:
     fields, tensors = _namespace(checkpoint), checkpoint.tensors
-    names = GGUF_FIELDS | ({"attention.layer_norm_epsilon": "rms_norm_eps"} if dialect.layer_norms else {})
-    names |= dialect.gguf
+    names = GGUF_FIELDS | ({"attention.layer_norm_epsilon": "rms_norm_eps"} if conventions.layer_norms else {})
+    names |= conventions.gguf
     for key in fields.values.keys() - names.keys() - _GGUF_KEYS:
         raise fields.fault(key, "this setting is not known for this kind of model")
-    if fields.values.get("expert_count", 0) != 0 and "num_experts" not in dialect.understood:
+    if fields.values.get("expert_count", 0) != 0 and "num_experts" not in conventions.understood:
         raise fields.fault("expert_count", "mixtures of experts are not supported for this kind of model")
     hidden_size, heads = fields.size("embedding_length"), fields.size("attention.head_count", most=MAX_HEADS)
     head_dim = fields.size("attention.key_length", default=hidden_size // heads or 1)
     for key in ("attention.value_length", "rope.dimension_count"):
-        if key == "rope.dimension_count" and "partial_rotary_factor" in dialect.understood:
+        if key == "rope.dimension_count" and "partial_rotary_factor" in conventions.understood:
             continue  # the rope's to read
         if fields.size(key, default=head_dim) != head_dim:
             raise fields.fault(

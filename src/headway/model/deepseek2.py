@@ -7,7 +7,7 @@ from typing import Any
 
 from headway.core.fields import Fields
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, stated
+from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.latent import CUTS, build, latent
 from headway.model.mixture import GGUF_KEYS, UNDERSTOOD
@@ -22,7 +22,7 @@ KEYS = {
     "expert_gating_func": "gating", "expert_group_count": "n_group", "expert_group_used_count": "topk_group",
     "rope.scaling.yarn_log_multiplier": "yarn_log_multiplier",
 }  # fmt: skip
-DIALECT = Dialect(understood=UNDERSTOOD, gguf=GGUF_KEYS | KEYS)
+CONVENTIONS = Conventions(understood=UNDERSTOOD, gguf=GGUF_KEYS | KEYS)
 SIGMOID = 2  # the gating function's number; 1 is the softmax
 
 
@@ -33,7 +33,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         ModelFileError: metadata or tensors are not those of a model this family runs.
     """
     turned = _headed(checkpoint)
-    plain, fields = decoder_config(turned, DIALECT), _completed(checkpoint, stated(turned, DIALECT))
+    plain, fields = decoder_config(turned, CONVENTIONS), _completed(checkpoint, stated(turned, CONVENTIONS))
     plain = replace(plain, rope=replace(plain.rope, magnitude=1.0))  # YaRN's is in the scale of scores
     config = latent(checkpoint, plain, fields, _routing, interleaved=True)
     corrected = any(f"blk.{number}.exp_probs_b.bias" in checkpoint.tensors for number in config.sparse)

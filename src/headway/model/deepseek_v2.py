@@ -8,13 +8,13 @@ from __future__ import annotations
 from headway.core.errors import shown
 from headway.core.fields import Fields
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, stated
+from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.latent import CUTS, build, latent
 from headway.model.mixture import UNDERSTOOD, stacked
 from headway.ops.routing import Routing
 
-DIALECT = Dialect(understood=UNDERSTOOD | {"mlp_bias"})
+CONVENTIONS = Conventions(understood=UNDERSTOOD | {"mlp_bias"})
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -23,7 +23,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    fields, plain = stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT)
+    fields, plain = stated(checkpoint, CONVENTIONS), decoder_config(checkpoint, CONVENTIONS)
     config = latent(checkpoint, plain, fields, _routing, interleaved=True)
     return decoder_of(stacked(checkpoint), fields, config, build, cuts=CUTS)
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from headway.core.errors import shown
 from headway.core.fields import Fields
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, stated
+from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.latent import CUTS, build, latent
 from headway.model.mixture import UNDERSTOOD, stacked
 from headway.ops.routing import Routing
 
-DIALECT = Dialect(understood=UNDERSTOOD)
+CONVENTIONS = Conventions(understood=UNDERSTOOD)
 # Fields of the first checkpoints' configs, which newer ones leave out, and what they must say.
 ONLY = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
 
@@ -25,7 +25,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    fields, plain = stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT)
+    fields, plain = stated(checkpoint, CONVENTIONS), decoder_config(checkpoint, CONVENTIONS)
     for name, value in ONLY.items():
         if fields.has(name) and fields.values[name] != value:
             raise fields.fault(name, f"{shown(fields.values[name])} is not supported; {shown(value)} is")

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from headway.model import olmo2
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, stated
+from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 
-DIALECT = Dialect(
+CONVENTIONS = Conventions(
     understood=frozenset({"sliding_window"}),
     gguf={
         "attention.sliding_window": "sliding_window", "attention.sliding_window_pattern": "sliding_window_pattern",
@@ -23,7 +23,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = decoder_config(checkpoint, DIALECT)
+    config = decoder_config(checkpoint, CONVENTIONS)
     unrotated = frozenset(range(config.layers)) - config.windowed if config.windowed else frozenset[int]()
     config = replace(config, unrotated=unrotated)
-    return decoder_of(checkpoint, stated(checkpoint, DIALECT), config, olmo2.build)
+    return decoder_of(checkpoint, stated(checkpoint, CONVENTIONS), config, olmo2.build)

@@ -9,7 +9,7 @@ from typing import Any
 from headway.core.fields import Fields
 from headway.model.blocks import Weights
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig
+from headway.model.config import Conventions, DecoderConfig, decoder_config, stated
 from headway.model.rope import FACTORS, LONG, SHORT
 from headway.model.tensors import CUTS, Cut, TensorSpec, tensors_of
 from headway.ops.protocol import Forward
@@ -99,6 +99,14 @@ def decoder_of(
             if norms_less_one and spec.part == "norm" and not role.endswith("_bias")
         ),
     )
+
+
+def common_decoder(
+    checkpoint: Checkpoint, conventions: Conventions, build: Build, norms_less_one: bool = False
+) -> Decoder:
+    """A decoder of a family of which its conventions and its inventory say all. Errors as of `decoder_of`."""
+    fields, config = stated(checkpoint, conventions), decoder_config(checkpoint, conventions)
+    return decoder_of(checkpoint, fields, config, build, norms_less_one=norms_less_one)
 
 
 def _cut(role: str, spec: TensorSpec, weight: Weight, config: DecoderConfig) -> dict[str, Weight]:

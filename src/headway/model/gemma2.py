@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, Dialect, decoder_config, optional_number, stated
+from headway.model.config import Conventions, DecoderConfig, decoder_config, optional_number, stated
 from headway.model.family import Decoder, decoder_of
 from headway.ops.protocol import Forward, Ops, Tensor
 
 SCALED_BY_WIDTH = 46  # layers of the 27B, whose GGUF has to be told from the others' by them
-DIALECT = Dialect(
+CONVENTIONS = Conventions(
     understood=frozenset(
         {"sliding_window", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}
     ),
@@ -29,16 +29,18 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = scaled(checkpoint, decoder_config(checkpoint, DIALECT), DIALECT, SCALED_BY_WIDTH)
-    fields = stated(checkpoint, DIALECT)
+    config = scaled(checkpoint, decoder_config(checkpoint, CONVENTIONS), CONVENTIONS, SCALED_BY_WIDTH)
+    fields = stated(checkpoint, CONVENTIONS)
     config = replace(config, score_softcap=optional_number(fields, "attn_logit_softcapping", 0.0))
     return decoder_of(checkpoint, fields, config, build, norms_less_one=not checkpoint.gguf)
 
 
-def scaled(checkpoint: Checkpoint, config: DecoderConfig, dialect: Dialect, scaled_by_width: int) -> DecoderConfig:
+def scaled(
+    checkpoint: Checkpoint, config: DecoderConfig, conventions: Conventions, scaled_by_width: int
+) -> DecoderConfig:
     """The config with the scales of a Gemma. A GGUF does not say that of scores: it is that of a head's width, but of
     the model's width per head in the one model with so many layers (as in llama.cpp)."""
-    fields = stated(checkpoint, dialect)
+    fields = stated(checkpoint, conventions)
     own = config.hidden_size // config.heads if config.layers == scaled_by_width else config.head_dim
     return replace(
         config,

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from headway.model import gemma2, llama
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, stated
-from headway.model.family import Decoder, decoder_of
+from headway.model.config import Conventions
+from headway.model.family import Decoder, common_decoder
 
-DIALECT = Dialect(understood=frozenset({"partial_rotary_factor"}), interleaved=True)
+CONVENTIONS = Conventions(understood=frozenset({"partial_rotary_factor"}), interleaved=True)
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -17,6 +17,5 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = decoder_config(checkpoint, DIALECT)
     older = checkpoint.architecture == "glm"  # the releases of 2024
-    return decoder_of(checkpoint, stated(checkpoint, DIALECT), config, llama.build if older else gemma2.build)
+    return common_decoder(checkpoint, CONVENTIONS, llama.build if older else gemma2.build)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from headway.model import llama
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, stated
+from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 
-DIALECT = Dialect(understood=frozenset({"mlp_bias"}), layer_norms=True, rotary=False)
+CONVENTIONS = Conventions(understood=frozenset({"mlp_bias"}), layer_norms=True, rotary=False)
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -21,9 +21,9 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     if "wte.weight" in checkpoint.tensors:  # the first release's names
         tensors = {f"transformer.{name}": weight for name, weight in checkpoint.tensors.items()}
         checkpoint = replace(checkpoint, tensors=tensors)
-    fields = stated(checkpoint, DIALECT)
+    fields = stated(checkpoint, CONVENTIONS)
     config = replace(
-        decoder_config(checkpoint, DIALECT),
+        decoder_config(checkpoint, CONVENTIONS),
         attention_scale=None if fields.flag("scale_attn_weights", True) else 1.0,
         scale_by_layer=fields.flag("scale_attn_by_inverse_layer_idx", False),
     )

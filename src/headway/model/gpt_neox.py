@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from headway.model import llama, parallel
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, Dialect, decoder_config, stated
+from headway.model.config import Conventions, DecoderConfig, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.ops.weight import Weight
 
-DIALECT = Dialect(
+CONVENTIONS = Conventions(
     understood=frozenset({"mlp_bias", "partial_rotary_factor"}),
     gguf={"use_parallel_residual": "use_parallel_residual"},
     layer_norms=True,
@@ -29,12 +29,12 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    fields = stated(checkpoint, DIALECT)
+    fields = stated(checkpoint, CONVENTIONS)
     together = fields.flag("use_parallel_residual", True)
     return decoder_of(
         checkpoint,
         fields,
-        decoder_config(checkpoint, DIALECT),
+        decoder_config(checkpoint, CONVENTIONS),
         parallel.build if together else llama.build,
         cuts={} if checkpoint.gguf else {"qkv": cut_heads},
         tables=("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),

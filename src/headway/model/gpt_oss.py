@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from headway.model import mixtral
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, stated
+from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.mixture import DENSE, GGUF_KEYS, UNDERSTOOD, mixture
 from headway.ops.routing import ClampedSwiGLU, Routing
 from headway.ops.weight import Weight
 from headway.shape.formats import FORMATS
 
-DIALECT = Dialect(
+CONVENTIONS = Conventions(
     understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS | {"attention.sliding_window": "sliding_window"}
 )
 
@@ -25,7 +25,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    fields, plain = stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT)
+    fields, plain = stated(checkpoint, CONVENTIONS), decoder_config(checkpoint, CONVENTIONS)
 
     def routing(active: int) -> Routing:  # the softmax over the chosen alone
         return Routing(active, renormalise=True)

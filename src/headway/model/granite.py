@@ -7,11 +7,11 @@ from dataclasses import replace
 from headway.core.fields import Fields
 from headway.model import llama
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, Dialect, decoder_config, optional_number, stated
+from headway.model.config import Conventions, DecoderConfig, decoder_config, optional_number, stated
 from headway.model.family import Decoder, decoder_of
 
-DIALECT = Dialect(
-    understood=llama.DIALECT.understood
+CONVENTIONS = Conventions(
+    understood=llama.CONVENTIONS.understood
     | {"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"},
     gguf={
         "embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier",
@@ -27,8 +27,8 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    fields = stated(checkpoint, DIALECT)
-    config = multiplied(decoder_config(checkpoint, DIALECT), checkpoint, fields)
+    fields = stated(checkpoint, CONVENTIONS)
+    config = multiplied(decoder_config(checkpoint, CONVENTIONS), checkpoint, fields)
     return decoder_of(checkpoint, fields, config, llama.build)
 
 

@@ -11,10 +11,10 @@ from headway.model.family import Decoder, decoder_of
 from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, stacked
 from headway.ops.routing import Routing
 
-DIALECT = replace(
-    granite.DIALECT,
-    understood=(granite.DIALECT.understood | UNDERSTOOD) - {"mlp_bias"},
-    gguf=GGUF_KEYS | dict(granite.DIALECT.gguf),
+CONVENTIONS = replace(
+    granite.CONVENTIONS,
+    understood=(granite.CONVENTIONS.understood | UNDERSTOOD) - {"mlp_bias"},
+    gguf=GGUF_KEYS | dict(granite.CONVENTIONS.gguf),
 )
 
 
@@ -24,7 +24,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    fields, plain = stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT)
+    fields, plain = stated(checkpoint, CONVENTIONS), decoder_config(checkpoint, CONVENTIONS)
 
     def routing(active: int) -> Routing:  # the softmax over the chosen alone
         return Routing(active, renormalise=True)

@@ -10,11 +10,11 @@ from typing import Any
 
 from headway.model.blocks import Weights, attention, by_layer, embed, gated_mlp, logits
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, Dialect, decoder_config, stated
-from headway.model.family import Decoder, decoder_of
+from headway.model.config import Conventions, DecoderConfig
+from headway.model.family import Decoder, common_decoder
 from headway.ops.protocol import Forward, Ops, Tensor
 
-DIALECT = Dialect(understood=frozenset({"mlp_bias"}), gguf_interleaved=True)
+CONVENTIONS = Conventions(understood=frozenset({"mlp_bias"}), gguf_interleaved=True)
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -23,7 +23,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    return decoder_of(checkpoint, stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT), build)
+    return common_decoder(checkpoint, CONVENTIONS, build)
 
 
 def config_json(config: DecoderConfig) -> dict[str, Any]:

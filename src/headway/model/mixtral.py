@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from headway.model.blocks import Weights, attention, by_layer, embed, logits
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, stated
+from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, MixtureConfig, feed_forward, mixture, stacked
 from headway.ops.protocol import Forward, Ops, Tensor
 from headway.ops.routing import Routing
 
-DIALECT = Dialect(understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS, gguf_interleaved=True)
+CONVENTIONS = Conventions(understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS, gguf_interleaved=True)
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -19,7 +19,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config, fields = decoder_config(checkpoint, DIALECT), stated(checkpoint, DIALECT)
+    config, fields = decoder_config(checkpoint, CONVENTIONS), stated(checkpoint, CONVENTIONS)
     every = frozenset(range(config.layers))
 
     def routing(active: int) -> Routing:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from headway.model import llama
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, stated
-from headway.model.family import Decoder, decoder_of
+from headway.model.config import Conventions
+from headway.model.family import Decoder, common_decoder
 
-DIALECT = Dialect(understood=frozenset({"mlp_bias", "partial_rotary_factor"}), layer_norms=True)
+CONVENTIONS = Conventions(understood=frozenset({"mlp_bias", "partial_rotary_factor"}), layer_norms=True)
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -16,5 +16,4 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config = decoder_config(checkpoint, DIALECT)
-    return decoder_of(checkpoint, stated(checkpoint, DIALECT), config, llama.build, norms_less_one=not checkpoint.gguf)
+    return common_decoder(checkpoint, CONVENTIONS, llama.build, norms_less_one=not checkpoint.gguf)

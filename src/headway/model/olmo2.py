@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import DecoderConfig, Dialect, decoder_config, stated
+from headway.model.config import Conventions, DecoderConfig, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.rope import inverse_frequencies, rope
 from headway.ops.protocol import Forward, Ops, Tensor
 
-IN_GGUF = Dialect(  # where an OLMo 3 is an OLMo 2 with windows
+IN_GGUF = Conventions(  # where an OLMo 3 is an OLMo 2 with windows
     understood=frozenset({"sliding_window"}),
     gguf={
         "attention.sliding_window": "sliding_window", "attention.sliding_window_pattern": "sliding_window_pattern",
@@ -26,8 +26,8 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    dialect = IN_GGUF if checkpoint.gguf else Dialect()
-    config, fields = decoder_config(checkpoint, dialect), stated(checkpoint, dialect)
+    conventions = IN_GGUF if checkpoint.gguf else Conventions()
+    config, fields = decoder_config(checkpoint, conventions), stated(checkpoint, conventions)
     if config.windowed:  # whose rope is never scaled
         theta = fields.number("rope_theta", 10000.0)
         config = replace(config, local_rope=rope(inverse_frequencies(config.head_dim, theta)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from headway.model import mixtral
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, stated
+from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, stacked
 from headway.ops.routing import Routing
 
-DIALECT = Dialect(understood=UNDERSTOOD, gguf=GGUF_KEYS)
+CONVENTIONS = Conventions(understood=UNDERSTOOD, gguf=GGUF_KEYS)
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -18,7 +18,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    fields, config = stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT)
+    fields, config = stated(checkpoint, CONVENTIONS), decoder_config(checkpoint, CONVENTIONS)
 
     def routing(active: int) -> Routing:
         return Routing(active, renormalise=fields.flag("norm_topk_prob", False))

@@ -55,7 +55,7 @@ class _Joined:
 
 
 @dataclass(frozen=True)
-class Layer:
+class PackedMatrix:
     """The tensors of one quantised matrix.
 
     Attributes:
@@ -93,7 +93,9 @@ class Layer:
 
 
 Made = tuple[str, Weight, tuple[str, ...]]  # name of the matrix, itself, which parts of the layer it is made of
-Kinds = Mapping[str, Callable[[Layer, str], Made]]  # end of a name that tells a quantised layer -> how it is read
+Kinds = Mapping[
+    str, Callable[[PackedMatrix, str], Made]
+]  # end of a name that tells a quantised layer -> how it is read
 
 
 def _e4m3() -> np.ndarray:
@@ -108,7 +110,7 @@ def _e4m3() -> np.ndarray:
 E4M3 = _e4m3()
 
 
-def gptq(layer: Layer, name: str, symmetric: bool, zero_is_less_one: bool) -> Made:
+def gptq(layer: PackedMatrix, name: str, symmetric: bool, zero_is_less_one: bool) -> Made:
     """qweight int32 [in / codes per word, out], qzeros [groups, out / codes per word], scales [groups, out]."""
     words, zeros, scales = layer.weight("qweight", "i32"), layer.weight("qzeros", "i32"), layer.weight("scales")
     groups, out = scales.shape if len(scales.shape) == 2 else (0, 0)
@@ -136,7 +138,7 @@ def gptq(layer: Layer, name: str, symmetric: bool, zero_is_less_one: bool) -> Ma
     return _coded(layer, "weight", (out, inputs), groups, format, read, used, group_of)
 
 
-def awq(layer: Layer, name: str) -> Made:
+def awq(layer: PackedMatrix, name: str) -> Made:
     """qweight int32 [in, out / 8], qzeros [groups, out / 8], scales [groups, out]."""
     words, zeros, scales = layer.weight("qweight", "i32"), layer.weight("qzeros", "i32"), layer.weight("scales")
     groups, out = scales.shape if len(scales.shape) == 2 else (0, 0)
@@ -153,7 +155,7 @@ def awq(layer: Layer, name: str) -> Made:
     return _coded(layer, "weight", (out, inputs), groups, "q5_0", read, used)
 
 
-def integers(layer: Layer, name: str) -> Made:
+def integers(layer: PackedMatrix, name: str) -> Made:
     """weight_packed int32 [out, in / codes per word], weight_scale [out, groups], weight_shape [2]; asymmetric:
     weight_zero_point int32 [out / codes per word, groups]; activation order: weight_g_idx [in]."""
     words, scales = layer.weight("weight_packed", "i32"), layer.weight("weight_scale")
@@ -184,7 +186,7 @@ def integers(layer: Layer, name: str) -> Made:
     return _coded(layer, "weight", (out, inputs), groups, format, read, used, group_of)
 
 
-def one_byte(layer: Layer, name: str) -> Made:
+def one_byte(layer: PackedMatrix, name: str) -> Made:
     """weight of one-byte numbers [out, in]: integers with weight_scale [out or 1, groups], or FP8 with weight_scale of
     any such shape or weight_scale_inv per square block; floats are left as they are."""
     weight = layer.parts["weight"]
@@ -228,7 +230,7 @@ def _run(size: int, parts: int) -> int:
     return power if -(-size // power) == parts else run
 
 
-def mxfp4(layer: Layer, name: str) -> Made:
+def mxfp4(layer: PackedMatrix, name: str) -> Made:
     """NAME_blocks uint8 [..., groups, 16], the lower half of a byte first; NAME_scales uint8 [..., groups]."""
     part = name.removesuffix("_blocks")
     stored, scales = layer.weight(f"{part}_blocks", "u8"), layer.weight(f"{part}_scales", "u8")
@@ -248,7 +250,7 @@ def mxfp4(layer: Layer, name: str) -> Made:
 
 
 def _coded(
-    layer: Layer, name: str, shape: tuple[int, int], groups: int, format: str, read: Callable[[], Codes],
+    layer: PackedMatrix, name: str, shape: tuple[int, int], groups: int, format: str, read: Callable[[], Codes],
     used: tuple[str, ...], group_of: np.ndarray | None = None,
 ) -> Made:  # fmt: skip
     """Codes in a format of blocks if each block has one scale, else as halves. format "": as halves."""
@@ -272,7 +274,9 @@ def _coded(
     return name, _deferred(name, shape, format if in_blocks else "f16", make, layer), used
 
 
-def _deferred(name: str, shape: tuple[int, ...], format: str, make: Callable[[], np.ndarray], layer: Layer) -> Weight:
+def _deferred(
+    name: str, shape: tuple[int, ...], format: str, make: Callable[[], np.ndarray], layer: PackedMatrix
+) -> Weight:
     return Weight(name, shape, format, Deferred(stored_bytes(format, shape), make), layer.origin)
 
 

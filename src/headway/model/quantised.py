@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from headway.core.errors import shown
 from headway.core.fields import Fields
-from headway.model.packed import Kinds, Layer, awq, gptq, integers, mxfp4, one_byte
+from headway.model.packed import Kinds, PackedMatrix, awq, gptq, integers, mxfp4, one_byte
 from headway.ops.weight import Weight
 
 _ACTIVATIONS = ("input_scale", "output_scale", "k_scale", "v_scale", "input_zero_point")  # not carried out
@@ -63,7 +63,7 @@ def _matrices(layer: str, parts: dict[str, Weight], kinds: Kinds, where: str) ->
     quantised = [(part, read) for part in parts for ending, read in kinds.items() if part.endswith(ending)]
     left = {part: weight for part, weight in parts.items() if part not in _ACTIVATIONS}
     for part, read in quantised:
-        name, weight, used = read(Layer(f"{where}: {layer}", parts), part)
+        name, weight, used = read(PackedMatrix(f"{where}: {layer}", parts), part)
         for other in used:
             left.pop(other, None)
         yield name, replace(weight, name=f"{layer}.{name}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from headway.model import llama
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, stated
-from headway.model.family import Decoder, decoder_of
+from headway.model.config import Conventions
+from headway.model.family import Decoder, common_decoder
 
-DIALECT = Dialect(understood=frozenset({"sliding_window"}))
+CONVENTIONS = Conventions(understood=frozenset({"sliding_window"}))
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:
@@ -16,4 +16,4 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    return decoder_of(checkpoint, stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT), llama.build)
+    return common_decoder(checkpoint, CONVENTIONS, llama.build)

@@ -7,12 +7,12 @@ from dataclasses import replace
 from headway.core.fields import Fields
 from headway.model import llama
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, stated
+from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 
 INTERVAL = 4  # the last layer of every so many, where a file does not list them
-DIALECT = Dialect(
-    understood=llama.DIALECT.understood | {"sliding_window"},
+CONVENTIONS = Conventions(
+    understood=llama.CONVENTIONS.understood | {"sliding_window"},
     gguf_interleaved=True,
 )
 
@@ -23,7 +23,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config, fields = decoder_config(checkpoint, DIALECT), stated(checkpoint, DIALECT)
+    config, fields = decoder_config(checkpoint, CONVENTIONS), stated(checkpoint, CONVENTIONS)
     unrotated = frozenset(_unrotated(fields, config.layers))
     return decoder_of(checkpoint, fields, replace(config, unrotated=unrotated), llama.build)
 

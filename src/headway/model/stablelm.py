@@ -9,11 +9,11 @@ import numpy as np
 
 from headway.model import llama, parallel
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, stated
+from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.ops.weight import Weight
 
-DIALECT = Dialect(
+CONVENTIONS = Conventions(
     understood=frozenset({"partial_rotary_factor"}),
     gguf={"use_parallel_residual": "use_parallel_residual"},
     layer_norms=True,
@@ -26,7 +26,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    config, fields = decoder_config(checkpoint, DIALECT), stated(checkpoint, DIALECT)
+    config, fields = decoder_config(checkpoint, CONVENTIONS), stated(checkpoint, CONVENTIONS)
     if fields.flag("use_qk_norm", False):
         checkpoint = replace(checkpoint, tensors=joined(checkpoint.tensors, config.layers))
     together = fields.flag("use_parallel_residual", False)

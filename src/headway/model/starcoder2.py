@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from headway.model import llama
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Dialect, decoder_config, stated
-from headway.model.family import Decoder, decoder_of
+from headway.model.config import Conventions
+from headway.model.family import Decoder, common_decoder
 
-DIALECT = Dialect(
+CONVENTIONS = Conventions(
     understood=frozenset({"mlp_bias", "sliding_window"}),
     gguf={"attention.sliding_window": "sliding_window"},
     layer_norms=True,
@@ -20,4 +20,4 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     Raises:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
-    return decoder_of(checkpoint, stated(checkpoint, DIALECT), decoder_config(checkpoint, DIALECT), llama.build)
+    return common_decoder(checkpoint, CONVENTIONS, llama.build)

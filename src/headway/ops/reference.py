@@ -17,7 +17,7 @@ from headway.ops.activations import ACTIVATIONS, gated
 from headway.ops.paged import LayerCache, attend, cap, rotate
 from headway.ops.protocol import AdapterSlots, CacheLayout, Forward, Program, Rope, StepBatch
 from headway.ops.recording import RecordingOps
-from headway.ops.registry import BackendKind, Setup, register
+from headway.ops.registry import BackendKind, BackendSetup, register
 from headway.ops.routing import ClampedSwiGLU, Routing, choose
 from headway.ops.weight import NOT_FINITE, Weight
 from headway.sampling.logits import Logits, summarise
@@ -369,7 +369,7 @@ register(
         "reference",
         make=lambda setup: ReferenceBackend(),
         why_not=lambda: None,
-        holding=lambda format: (Setup(), "f32"),
+        holding=lambda format: (BackendSetup(), "f32"),
         rank=1,
         blas=True,
     )

@@ -15,7 +15,7 @@ _KINDS: dict[str, BackendKind] = {}
 
 
 @dataclass(frozen=True)
-class Setup:
+class BackendSetup:
     """What a backend is made for.
 
     Attributes:
@@ -48,9 +48,9 @@ class BackendKind:
     """
 
     name: str
-    make: Callable[[Setup], Backend]
+    make: Callable[[BackendSetup], Backend]
     why_not: Callable[[], str | None]
-    holding: Callable[[str], tuple[Setup, str]]
+    holding: Callable[[str], tuple[BackendSetup, str]]
     rank: int
     quantises: bool = False
     blas: bool = False

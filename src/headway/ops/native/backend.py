@@ -27,7 +27,7 @@ from headway.ops.blocks import READERS
 from headway.ops.native.packed import PackCache
 from headway.ops.native.program import NativeOps, NativeProgram
 from headway.ops.protocol import AdapterSlots, CacheLayout, Forward, Prepared, Program
-from headway.ops.registry import BackendKind, Setup, register
+from headway.ops.registry import BackendKind, BackendSetup, register
 from headway.ops.weight import GROUPS, NOT_FINITE, READABLE, Weight
 from headway.sampling.logits import Logits
 from headway.sampling.operations import NumpyLogits
@@ -251,15 +251,15 @@ def _padded(numbers: int, to: int) -> int:
     return -(-numbers // to) * to
 
 
-def _holding(format: str) -> tuple[Setup, str]:
+def _holding(format: str) -> tuple[BackendSetup, str]:
     """A setup that holds matrices in `format`, as `held_as` names it, and what it is given."""
     target, _, group = format.partition("/")
     if target in ("int8", "int4") and group in map(str, GROUPS):
-        return Setup(weights=target, group=int(group)), "bf16"
+        return BackendSetup(weights=target, group=int(group)), "bf16"
     if format not in READABLE:
         accepted = ", ".join([*READABLE, f"int8/G and int4/G with G one of {GROUPS}"])
         raise BadInput("--formats", f"{format!r} is not a weight format; accepted: {accepted}")
-    return Setup(), format
+    return BackendSetup(), format
 
 
 register(

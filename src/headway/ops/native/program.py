@@ -11,8 +11,8 @@ from headway.sampling.logits import Logits
 
 
 @dataclass(frozen=True)
-class Handle:
-    """A value of the program being built."""
+class Value:
+    """A value of the program that is built."""
 
     number: int
 
@@ -59,59 +59,57 @@ class NativeOps:
         self._module = module
         self._program = program
 
-    def embed(self, table: Prepared, scale: float = 1.0, positions: Prepared | None = None) -> Handle:
-        return Handle(self._program.embed(table, scale, positions))
+    def embed(self, table: Prepared, scale: float = 1.0, positions: Prepared | None = None) -> Value:
+        return Value(self._program.embed(table, scale, positions))
 
-    def rms_norm(self, x: Handle, weight: Prepared, eps: float, residual: Handle | None = None) -> Handle:
-        return Handle(self._program.rms_norm(x.number, weight, eps, _number(residual)))
+    def rms_norm(self, x: Value, weight: Prepared, eps: float, residual: Value | None = None) -> Value:
+        return Value(self._program.rms_norm(x.number, weight, eps, _number(residual)))
 
-    def layer_norm(self, x: Handle, weight: Prepared, bias: Prepared | None, eps: float, parts: int = 1) -> Handle:
-        return Handle(self._program.layer_norm(x.number, weight, bias, eps, parts))
+    def layer_norm(self, x: Value, weight: Prepared, bias: Prepared | None, eps: float, parts: int = 1) -> Value:
+        return Value(self._program.layer_norm(x.number, weight, bias, eps, parts))
 
-    def linear(
-        self, x: Handle, weight: Prepared, bias: Prepared | None = None, residual: Handle | None = None
-    ) -> Handle:
-        return Handle(self._program.linear(x.number, weight, bias, _number(residual)))
+    def linear(self, x: Value, weight: Prepared, bias: Prepared | None = None, residual: Value | None = None) -> Value:
+        return Value(self._program.linear(x.number, weight, bias, _number(residual)))
 
-    def rope_and_cache(self, q: Handle, k: Handle, v: Handle, layer: int, rope: Rope) -> Handle:
-        return Handle(self._program.rope_and_cache(q.number, k.number, v.number, layer, self._rope(rope)))
+    def rope_and_cache(self, q: Value, k: Value, v: Value, layer: int, rope: Rope) -> Value:
+        return Value(self._program.rope_and_cache(q.number, k.number, v.number, layer, self._rope(rope)))
 
     def _rope(self, rope: Rope) -> Any:
         return self._module.Rope(rope.inv_freq, rope.interleaved, rope.magnitude, rope.longer, rope.original)
 
     def attention(
-        self, q: Handle, layer: int, scale: float, softcap: float = 0.0, sinks: Prepared | None = None
-    ) -> Handle:
-        return Handle(self._program.attention(q.number, layer, scale, softcap, sinks))
+        self, q: Value, layer: int, scale: float, softcap: float = 0.0, sinks: Prepared | None = None
+    ) -> Value:
+        return Value(self._program.attention(q.number, layer, scale, softcap, sinks))
 
     def gated_mlp(
         self,
-        x: Handle,
+        x: Value,
         gate: Prepared,
         up: Prepared,
         down: Prepared,
         activation: str,
-        residual: Handle | None = None,
+        residual: Value | None = None,
         gate_bias: Prepared | None = None,
         up_bias: Prepared | None = None,
         down_bias: Prepared | None = None,
-    ) -> Handle:
+    ) -> Value:
         kind = getattr(self._module.Activation, activation)
         biases = (gate_bias, up_bias, down_bias)
-        return Handle(self._program.gated_mlp(x.number, gate, up, down, kind, _number(residual), *biases))
+        return Value(self._program.gated_mlp(x.number, gate, up, down, kind, _number(residual), *biases))
 
-    def activate(self, x: Handle, activation: str) -> Handle:
-        return Handle(self._program.gated(x.number, -1, getattr(self._module.Activation, activation)))
+    def activate(self, x: Value, activation: str) -> Value:
+        return Value(self._program.gated(x.number, -1, getattr(self._module.Activation, activation)))
 
-    def gated(self, gate: Handle, up: Handle, activation: str) -> Handle:
-        return Handle(self._program.gated(gate.number, up.number, getattr(self._module.Activation, activation)))
+    def gated(self, gate: Value, up: Value, activation: str) -> Value:
+        return Value(self._program.gated(gate.number, up.number, getattr(self._module.Activation, activation)))
 
-    def add_low_rank(self, y: Handle, x: Handle, slots: AdapterSlots) -> Handle:
-        return Handle(self._program.add_low_rank(y.number, x.number, slots))
+    def add_low_rank(self, y: Value, x: Value, slots: AdapterSlots) -> Value:
+        return Value(self._program.add_low_rank(y.number, x.number, slots))
 
     def experts(
         self,
-        x: Handle,
+        x: Value,
         router: Prepared,
         gate: Prepared,
         up: Prepared,
@@ -123,23 +121,23 @@ class NativeOps:
         gate_bias: Prepared | None = None,
         up_bias: Prepared | None = None,
         down_bias: Prepared | None = None,
-        residual: Handle | None = None,
-    ) -> Handle:
+        residual: Value | None = None,
+    ) -> Value:
         clamp = (activation.alpha, activation.limit) if isinstance(activation, ClampedSwiGLU) else (0.0, 0.0)
         kind = getattr(self._module.Activation, activation if isinstance(activation, str) else "silu")
         biases = (router_bias, correction, gate_bias, up_bias, down_bias)
         how = self._module.Routing(**vars(routing))
-        return Handle(
+        return Value(
             self._program.experts(x.number, router, gate, up, down, how, kind, *clamp, *biases, _number(residual))
         )
 
-    def sigmoid_gate(self, x: Handle, gate: Handle, residual: Handle | None = None) -> Handle:
-        return Handle(self._program.sigmoid_gate(x.number, gate.number, _number(residual)))
+    def sigmoid_gate(self, x: Value, gate: Value, residual: Value | None = None) -> Value:
+        return Value(self._program.sigmoid_gate(x.number, gate.number, _number(residual)))
 
     def latent_attention(
         self,
-        q: Handle,
-        latent: Handle,
+        q: Value,
+        latent: Value,
         norm: Prepared,
         key_up: Prepared,
         value_up: Prepared,
@@ -147,23 +145,23 @@ class NativeOps:
         scale: float,
         rope: Rope,
         eps: float,
-    ) -> Handle:
+    ) -> Value:
         turn = self._rope(rope)
-        return Handle(
+        return Value(
             self._program.latent_attention(q.number, latent.number, norm, key_up, value_up, layer, scale, turn, eps)
         )
 
-    def logit_rows(self, x: Handle) -> Handle:
-        return Handle(self._program.logit_rows(x.number))
+    def logit_rows(self, x: Value) -> Value:
+        return Value(self._program.logit_rows(x.number))
 
     def logits(
-        self, x: Handle, head: Prepared, scale: float = 1.0, softcap: float = 0.0, bias: Prepared | None = None
-    ) -> Handle:
-        return Handle(self._program.logits(x.number, head, scale, softcap, bias))
+        self, x: Value, head: Prepared, scale: float = 1.0, softcap: float = 0.0, bias: Prepared | None = None
+    ) -> Value:
+        return Value(self._program.logits(x.number, head, scale, softcap, bias))
 
-    def all_reduce(self, x: Handle) -> Handle:
+    def all_reduce(self, x: Value) -> Value:
         return x
 
 
-def _number(handle: Handle | None) -> int:
+def _number(handle: Value | None) -> int:
     return -1 if handle is None else handle.number
