@@ -42,6 +42,7 @@ from headway.roofline.hardware import GIB
 from headway.roofline.memory import PROCESS, MemoryPlan, cut_pools, logit_bytes
 from headway.roofline.step import decode_step
 from headway.roofline.timing import Timing, regimes
+from headway.scheduling.budget import StepTimeModel
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
 from headway.text.chat import encode_chat
@@ -267,11 +268,7 @@ def build_engine(
     Raises:
         HeadwayError: an option cannot be honoured, or the model's files are at fault.
     """
-    threads = options.threads or usable_cores()
-    backend = make_backend(options.backend, threads, options.weights, options.group, options.pack_cache)
-    if backends()[backend.name].blas:
-        _limit_blas(options.threads, threads)
-    _check_deterministic(options, backend)
+    backend, threads = _backend(options)
     free = free_memory() if options.memory_gib is None else min(free_memory(), int(options.memory_gib * GIB))
     source = DEFAULT_MODEL if options.model is None else options.model
     opened = open_model(source, progress, options.chat_template)
@@ -296,39 +293,18 @@ def build_engine(
         regime = nearest(seen, pacing.costs, decode_step(model.shape, 1, 1))
         timing, pacing = seen[regime], replace(pacing, model=seen[regime].model)
     watch = RegimeWatch(seen, regime) if seen else None
-    ttl = to_ps(options.prefix_ttl)
-    model_of_steps = pacing.model or (timing.model if timing else None) or FixedCosts(token=1.0)
-    receipts = Receipts(model_of_steps.parts, limits.windows)
+    steps = pacing.model or (timing.model if timing else None)
+    receipts = Receipts((steps or FixedCosts(token=1.0)).parts, limits.windows)
     log = EventLog(*subscribers, receipts, *([watch] if watch else []))
     resources = ExitStack()
     resources.callback(backend.close)
     if options.event_log is not None:
-        header = Header(
-            limits=limits,
-            policy=options.policy,
-            budget=msgspec.structs.asdict(pacing.budget),
-            ttl=ttl,
-            profile=msgspec.to_builtins(profile) if known else {"costs": msgspec.to_builtins(pacing.costs)},
-            regime=regime,
-            config={"model": model.info.name, "backend": backend.name, "version": __version__},
-        )
+        config = {"model": model.info.name, "backend": backend.name, "version": __version__}
+        measured = msgspec.to_builtins(profile) if known else {"costs": msgspec.to_builtins(pacing.costs)}
+        header = _header(options, limits, pacing, measured, regime, config)
         log.subscribe(resources.enter_context(make_writer(Path(options.event_log), header)))
-    scheduler = Scheduler(
-        limits,
-        key=secrets.token_bytes(32),
-        policy=policy_named(options.policy),
-        budget=pacing.budget,
-        model=pacing.model or (timing.model if timing else None),
-        regimes=[one.model for one in seen],
-        regime=regime,
-        log=log,
-        ttl=ttl,
-        bound=options.queue,
-        max_wait=options.max_wait,
-        ttft=None if options.ttft_target is None else to_ps(options.ttft_target),
-    )
     loop = EngineLoop(
-        scheduler=scheduler,
+        scheduler=_scheduler(options, limits, pacing, steps, [one.model for one in seen], regime, log),
         executor=executor,
         clock=wall_clock(),
         vocab_size=tokenizer.vocab_size,
@@ -343,6 +319,61 @@ def build_engine(
     for name, path in options.loras.items():
         loop.load_adapter(name, Path(path))
     return Engine(options, model, tokenizer, backend, threads, memory, loop, resources, pacing, timing)
+
+
+def _backend(options: EngineOptions) -> tuple[Backend, int]:
+    """What computes, and with how many threads."""
+    threads = options.threads or usable_cores()
+    backend = make_backend(options.backend, threads, options.weights, options.group, options.pack_cache)
+    if backends()[backend.name].blas:
+        _limit_blas(options.threads, threads)
+    _check_deterministic(options, backend)
+    return backend, threads
+
+
+def _header(
+    options: EngineOptions,
+    limits: Capabilities,
+    pacing: Pacing,
+    profile: dict[str, Any],
+    regime: int,
+    config: dict[str, Any],
+) -> Header:
+    """What an event log begins with. profile: what predicts steps."""
+    return Header(
+        limits=limits,
+        policy=options.policy,
+        budget=msgspec.structs.asdict(pacing.budget),
+        ttl=to_ps(options.prefix_ttl),
+        profile=profile,
+        regime=regime,
+        config=config,
+    )
+
+
+def _scheduler(
+    options: EngineOptions,
+    limits: Capabilities,
+    pacing: Pacing,
+    steps: StepTimeModel | None,
+    regimes: Sequence[StepTimeModel],
+    regime: int,
+    log: EventLog,
+) -> Scheduler:
+    return Scheduler(
+        limits,
+        key=secrets.token_bytes(32),
+        policy=policy_named(options.policy),
+        budget=pacing.budget,
+        model=steps,
+        regimes=regimes,
+        regime=regime,
+        log=log,
+        ttl=to_ps(options.prefix_ttl),
+        bound=options.queue,
+        max_wait=options.max_wait,
+        ttft=None if options.ttft_target is None else to_ps(options.ttft_target),
+    )
 
 
 def _memory(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from headway.model.config import DecoderConfig
-from headway.ops.protocol import Ops, Prepared, Tensor
+from headway.ops.protocol import Forward, Ops, Prepared, Tensor
 
 Weights = Mapping[str, Prepared]
 
@@ -18,6 +18,21 @@ def by_layer(weights: Weights, layers: int) -> Sequence[Weights]:
         if dot:
             split[int(layer)][rest] = weight
     return split
+
+
+def forward_pass(
+    config: DecoderConfig, weights: Weights, block: Callable[[Ops, Tensor, Weights, int], Tensor]
+) -> Forward:
+    """Embedding, layers, logits. block: (operations, x, the layer's weights, its number) -> x behind the layer."""
+    layers = by_layer(weights, config.layers)
+
+    def forward(ops: Ops) -> Tensor:
+        x = embed(ops, weights, config)
+        for layer, w in enumerate(layers):
+            x = block(ops, x, w, layer)
+        return logits(ops, x, weights, config)
+
+    return forward
 
 
 def embed(ops: Ops, weights: Weights, config: DecoderConfig) -> Tensor:

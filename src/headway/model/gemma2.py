@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headway.model.blocks import Weights, attend, by_layer, embed, logits, mlp
+from headway.model.blocks import Weights, attend, forward_pass, mlp
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import Conventions, DecoderConfig, decoder_config, optional_number, stated
 from headway.model.family import Decoder, decoder_of
@@ -52,16 +52,12 @@ def scaled(
 
 def build(config: DecoderConfig, weights: Weights) -> Forward:
     """The forward pass over prepared weights by role."""
-    layers = by_layer(weights, config.layers)
 
-    def forward(ops: Ops) -> Tensor:
-        x = embed(ops, weights, config)
-        for layer, w in enumerate(layers):
-            h = ops.rms_norm(x, w["attention_norm"], config.norm_eps)
-            attended = attend(ops, h, w, layer, config)
-            x = ops.rms_norm(attended, w["attention_post_norm"], config.norm_eps, residual=x)
-            h = ops.rms_norm(x, w["mlp_norm"], config.norm_eps)
-            x = ops.rms_norm(mlp(ops, h, w, config), w["mlp_post_norm"], config.norm_eps, residual=x)
-        return logits(ops, x, weights, config)
+    def block(ops: Ops, x: Tensor, w: Weights, layer: int) -> Tensor:
+        h = ops.rms_norm(x, w["attention_norm"], config.norm_eps)
+        attended = attend(ops, h, w, layer, config)
+        x = ops.rms_norm(attended, w["attention_post_norm"], config.norm_eps, residual=x)
+        h = ops.rms_norm(x, w["mlp_norm"], config.norm_eps)
+        return ops.rms_norm(mlp(ops, h, w, config), w["mlp_post_norm"], config.norm_eps, residual=x)
 
-    return forward
+    return forward_pass(config, weights, block)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from headway.core.fields import Fields
-from headway.model.blocks import Weights, by_layer, embed, logits
+from headway.model.blocks import Weights, forward_pass
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig
 from headway.model.mixture import MixtureConfig, feed_forward, mixture, sparse_layers
@@ -125,13 +125,9 @@ def latent_attention(ops: Ops, x: Tensor, w: Weights, layer: int, config: Latent
 
 def build(config: LatentConfig, weights: Weights) -> Forward:
     """The forward pass over prepared weights by role."""
-    layers = by_layer(weights, config.layers)
 
-    def forward(ops: Ops) -> Tensor:
-        x = embed(ops, weights, config)
-        for layer, w in enumerate(layers):
-            x = latent_attention(ops, x, w, layer, config)
-            x = feed_forward(ops, x, w, layer, config)
-        return logits(ops, x, weights, config)
+    def block(ops: Ops, x: Tensor, w: Weights, layer: int) -> Tensor:
+        x = latent_attention(ops, x, w, layer, config)
+        return feed_forward(ops, x, w, layer, config)
 
-    return forward
+    return forward_pass(config, weights, block)

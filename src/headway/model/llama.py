@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.model.blocks import Weights, attention, by_layer, embed, gated_mlp, logits
+from headway.model.blocks import Weights, attention, forward_pass, gated_mlp
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import Conventions, DecoderConfig
 from headway.model.family import Decoder, common_decoder
@@ -38,13 +38,9 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:
 
 def build(config: DecoderConfig, weights: Weights) -> Forward:
     """The forward pass over prepared weights by role."""
-    layers = by_layer(weights, config.layers)
 
-    def forward(ops: Ops) -> Tensor:
-        x = embed(ops, weights, config)
-        for layer, w in enumerate(layers):
-            x = attention(ops, x, w, layer, config)
-            x = gated_mlp(ops, x, w, config)
-        return logits(ops, x, weights, config)
+    def block(ops: Ops, x: Tensor, w: Weights, layer: int) -> Tensor:
+        x = attention(ops, x, w, layer, config)
+        return gated_mlp(ops, x, w, config)
 
-    return forward
+    return forward_pass(config, weights, block)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.model.blocks import Weights, attention, by_layer, embed, logits
+from headway.model.blocks import Weights, attention, forward_pass
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
@@ -30,13 +30,9 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
 
 def build(config: MixtureConfig, weights: Weights) -> Forward:
     """The forward pass over prepared weights by role."""
-    layers = by_layer(weights, config.layers)
 
-    def forward(ops: Ops) -> Tensor:
-        x = embed(ops, weights, config)
-        for layer, w in enumerate(layers):
-            x = attention(ops, x, w, layer, config)
-            x = feed_forward(ops, x, w, layer, config)
-        return logits(ops, x, weights, config)
+    def block(ops: Ops, x: Tensor, w: Weights, layer: int) -> Tensor:
+        x = attention(ops, x, w, layer, config)
+        return feed_forward(ops, x, w, layer, config)
 
-    return forward
+    return forward_pass(config, weights, block)
