@@ -10,7 +10,7 @@ from headway.model.checkpoint import Checkpoint
 from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.latent import CUTS, build, latent
-from headway.model.mixture import GGUF_KEYS, UNDERSTOOD
+from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, active_experts
 from headway.ops.routing import Routing
 from headway.shape.families import FAMILIES
 
@@ -35,7 +35,7 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     turned = _headed(checkpoint)
     plain, fields = decoder_config(turned, CONVENTIONS), _completed(checkpoint, stated(turned, CONVENTIONS))
     plain = replace(plain, rope=replace(plain.rope, magnitude=1.0))  # YaRN's is in the scale of scores
-    config = latent(checkpoint, plain, fields, _routing, interleaved=True)
+    config = latent(checkpoint, plain, fields, _routing(fields), interleaved=True)
     corrected = any(f"blk.{number}.exp_probs_b.bias" in checkpoint.tensors for number in config.sparse)
     apart = "blk.0.attn_k_b.weight" in checkpoint.tensors
     family = replace(FAMILIES["deepseek_v2"], correction=corrected, apart=apart)
@@ -72,7 +72,8 @@ def _completed(checkpoint: Checkpoint, fields: Fields) -> Fields:
     return fields.holding({**fields.values, **added})
 
 
-def _routing(active: int, fields: Fields) -> Routing:
+def _routing(fields: Fields) -> Routing:
+    active = active_experts(fields)
     sigmoid = fields.values.get("gating", 1) == SIGMOID
     groups = fields.maybe("n_group") or 1
     return Routing(

@@ -11,7 +11,7 @@ from headway.model.checkpoint import Checkpoint
 from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.latent import CUTS, build, latent
-from headway.model.mixture import UNDERSTOOD, stacked
+from headway.model.mixture import UNDERSTOOD, active_experts, stacked
 from headway.ops.routing import Routing
 
 CONVENTIONS = Conventions(understood=UNDERSTOOD | {"mlp_bias"})
@@ -24,11 +24,12 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
     fields, plain = stated(checkpoint, CONVENTIONS), decoder_config(checkpoint, CONVENTIONS)
-    config = latent(checkpoint, plain, fields, _routing, interleaved=True)
+    config = latent(checkpoint, plain, fields, _routing(fields), interleaved=True)
     return decoder_of(stacked(checkpoint), fields, config, build, cuts=CUTS)
 
 
-def _routing(active: int, fields: Fields) -> Routing:
+def _routing(fields: Fields) -> Routing:
+    active = active_experts(fields)
     method, scale = fields.text("topk_method", "greedy"), fields.number("routed_scaling_factor", 1.0)
     if method == "greedy":
         return Routing(active, scale=scale)

@@ -11,7 +11,7 @@ from headway.model.checkpoint import Checkpoint
 from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
 from headway.model.latent import CUTS, build, latent
-from headway.model.mixture import UNDERSTOOD, stacked
+from headway.model.mixture import UNDERSTOOD, active_experts, stacked
 from headway.ops.routing import Routing
 
 CONVENTIONS = Conventions(understood=UNDERSTOOD)
@@ -29,11 +29,12 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
     for name, value in ONLY.items():
         if fields.has(name) and fields.values[name] != value:
             raise fields.fault(name, f"{shown(fields.values[name])} is not supported; {shown(value)} is")
-    config = latent(checkpoint, plain, fields, _routing, fields.flag("rope_interleave", True))
+    config = latent(checkpoint, plain, fields, _routing(fields), fields.flag("rope_interleave", True))
     return decoder_of(stacked(_without_predictors(checkpoint, plain.layers)), fields, config, build, cuts=CUTS)
 
 
-def _routing(active: int, fields: Fields) -> Routing:
+def _routing(fields: Fields) -> Routing:
+    active = active_experts(fields)
     return Routing(
         active,
         sigmoid=True,

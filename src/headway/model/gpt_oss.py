@@ -9,7 +9,7 @@ from headway.model import mixtral
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.mixture import DENSE, GGUF_KEYS, UNDERSTOOD, mixture
+from headway.model.mixture import DENSE, GGUF_KEYS, UNDERSTOOD, active_experts, mixture
 from headway.ops.routing import ClampedSwiGLU, Routing
 from headway.ops.weight import Weight
 from headway.shape.formats import FORMATS
@@ -26,13 +26,9 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
     fields, plain = stated(checkpoint, CONVENTIONS), decoder_config(checkpoint, CONVENTIONS)
-
-    def routing(active: int) -> Routing:  # the softmax over the chosen alone
-        return Routing(active, renormalise=True)
-
-    every = frozenset(range(plain.layers))
+    routing = Routing(active_experts(fields), renormalise=True)  # the softmax over the chosen alone
     gate = ClampedSwiGLU(fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0))
-    config = replace(mixture(plain, fields, every, routing), expert_activation=gate)
+    config = replace(mixture(checkpoint, plain, fields, routing), expert_activation=gate)
     return decoder_of(_apart(checkpoint), fields, config, mixtral.build)
 
 

@@ -8,7 +8,7 @@ from headway.model import granite, mixtral
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, stacked
+from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, active_experts, mixture, stacked
 from headway.ops.routing import Routing
 
 CONVENTIONS = replace(
@@ -25,10 +25,6 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
     fields, plain = stated(checkpoint, CONVENTIONS), decoder_config(checkpoint, CONVENTIONS)
-
-    def routing(active: int) -> Routing:  # the softmax over the chosen alone
-        return Routing(active, renormalise=True)
-
-    every = frozenset(range(plain.layers))
-    config = mixture(granite.multiplied(plain, checkpoint, fields), fields, every, routing)
+    routing = Routing(active_experts(fields), renormalise=True)  # the softmax over the chosen alone
+    config = mixture(checkpoint, granite.multiplied(plain, checkpoint, fields), fields, routing)
     return decoder_of(stacked(checkpoint), fields, config, mixtral.build)

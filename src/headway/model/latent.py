@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from headway.core.fields import Fields
 from headway.model.blocks import Weights, forward_pass
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import DecoderConfig
-from headway.model.mixture import MixtureConfig, feed_forward, mixture, sparse_layers
+from headway.model.mixture import MixtureConfig, feed_forward, mixture
 from headway.model.rope import yarn_magnitude
 from headway.ops.protocol import Forward, Ops, Tensor
 from headway.ops.routing import Routing
@@ -46,21 +46,20 @@ def latent(
     checkpoint: Checkpoint,
     config: DecoderConfig,
     fields: Fields,
-    routing: Callable[[int, Fields], Routing],
+    routing: Routing,
     interleaved: bool,
 ) -> LatentConfig:
     """The config of a mixture with latent attention and shared experts.
 
     Args:
         fields: of the checkpoint, under config.json's names.
-        routing: of so many active experts, as the fields say.
+        routing: how experts are chosen.
         interleaved: rotary pairs are neighbours.
 
     Raises:
         ModelFileError: a field is missing or impossible.
     """
-    sparse = sparse_layers(checkpoint, fields, config.layers)
-    mixed = mixture(config, fields, sparse, lambda active: routing(active, fields))
+    mixed = mixture(checkpoint, config, fields, routing)
     plain, turned = fields.size("qk_nope_head_dim"), fields.size("qk_rope_head_dim")
     scale = (plain + turned) ** -0.5 * _yarn_scale(fields)
     rope = replace(mixed.rope, interleaved=interleaved)

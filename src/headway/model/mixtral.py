@@ -6,7 +6,7 @@ from headway.model.blocks import Weights, attention, forward_pass
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, MixtureConfig, feed_forward, mixture, stacked
+from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, MixtureConfig, active_experts, feed_forward, mixture, stacked
 from headway.ops.protocol import Forward, Ops, Tensor
 from headway.ops.routing import Routing
 
@@ -20,12 +20,8 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
     config, fields = decoder_config(checkpoint, CONVENTIONS), stated(checkpoint, CONVENTIONS)
-    every = frozenset(range(config.layers))
-
-    def routing(active: int) -> Routing:
-        return Routing(active, renormalise=True)
-
-    return decoder_of(stacked(checkpoint), fields, mixture(config, fields, every, routing), build)
+    routing = Routing(active_experts(fields), renormalise=True)
+    return decoder_of(stacked(checkpoint), fields, mixture(checkpoint, config, fields, routing), build)
 
 
 def build(config: MixtureConfig, weights: Weights) -> Forward:

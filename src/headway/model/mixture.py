@@ -7,7 +7,7 @@ one for all experts with gates and what they gate in one (transformers 5, Granit
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headway.core.errors import ModelFileError, shown
@@ -49,7 +49,7 @@ GGUF_KEYS = {
 DENSE = ("gate", "up", "down")  # roles of a dense layer's MLP
 
 
-def sparse_layers(checkpoint: Checkpoint, fields: Fields, layers: int) -> frozenset[int]:
+def _sparse_layers(checkpoint: Checkpoint, fields: Fields, layers: int) -> frozenset[int]:
     """Layers with experts: those whose tensors a GGUF has, or as the config says."""
     if checkpoint.gguf:
         return frozenset(layer for layer in range(layers) if f"blk.{layer}.ffn_gate_inp.weight" in checkpoint.tensors)
@@ -57,30 +57,32 @@ def sparse_layers(checkpoint: Checkpoint, fields: Fields, layers: int) -> frozen
     return frozenset(layer for layer in range(layers) if sparse[layer])
 
 
-def mixture(
-    config: DecoderConfig,
-    fields: Fields,
-    sparse: frozenset[int],
-    routing: Callable[[int], Routing],
-) -> MixtureConfig:
+def active_experts(fields: Fields) -> int:
+    """How many experts a token chooses."""
+    return fields.size("num_experts_per_tok", most=MAX_EXPERTS)
+
+
+def mixture(checkpoint: Checkpoint, config: DecoderConfig, fields: Fields, routing: Routing) -> MixtureConfig:
     """The config of a mixture.
 
     Args:
         fields: of the checkpoint, under config.json's names.
-        sparse: layers with experts.
-        routing: of so many active experts.
+        routing: how experts are chosen.
 
     Raises:
         ModelFileError: a field is missing, or asks for more experts than there are.
     """
     count = fields.size("num_experts", "num_local_experts", "n_routed_experts", most=MAX_EXPERTS)
-    active = fields.size("num_experts_per_tok", most=MAX_EXPERTS)
-    how = routing(active)
-    if count % how.groups or how.kept_groups > how.groups:
-        raise fields.fault("n_group", f"{count} experts in {how.groups} groups, {how.kept_groups} chosen: impossible")
-    if active > how.kept_groups * (count // how.groups):
+    active, groups, kept = routing.active, routing.groups, routing.kept_groups
+    if count % groups or kept > groups:
+        raise fields.fault("n_group", f"{count} experts in {groups} groups, {kept} chosen: impossible")
+    if active > kept * (count // groups):
         raise fields.fault("num_experts_per_tok", f"{active} is more than the experts there are to choose from")
-    return MixtureConfig(**vars(replace(config, sparse=sparse)), routing=how, expert_activation=config.activation)
+    return MixtureConfig(
+        **vars(replace(config, sparse=_sparse_layers(checkpoint, fields, config.layers))),
+        routing=routing,
+        expert_activation=config.activation,
+    )
 
 
 def feed_forward(ops: Ops, x: Tensor, w: Weights, layer: int, config: MixtureConfig) -> Tensor:

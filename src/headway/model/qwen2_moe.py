@@ -9,7 +9,7 @@ from headway.model import mixtral
 from headway.model.checkpoint import Checkpoint
 from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, mixture, sparse_layers, stacked
+from headway.model.mixture import GGUF_KEYS, UNDERSTOOD, active_experts, mixture, stacked
 from headway.ops.routing import Routing
 
 CONVENTIONS = Conventions(understood=UNDERSTOOD | {"sliding_window"}, gguf=GGUF_KEYS)
@@ -22,12 +22,10 @@ def decoder(checkpoint: Checkpoint) -> Decoder:
         ModelFileError: config or tensors are not those of a model this family runs.
     """
     fields, config = stated(checkpoint, CONVENTIONS), decoder_config(checkpoint, CONVENTIONS)
-
-    def routing(active: int) -> Routing:
-        return Routing(active, renormalise=fields.flag("norm_topk_prob", False))
-
-    sparse = sparse_layers(checkpoint, fields, config.layers)
-    return decoder_of(stacked(_squared(checkpoint)), fields, mixture(config, fields, sparse, routing), mixtral.build)
+    routing = Routing(active_experts(fields), renormalise=fields.flag("norm_topk_prob", False))
+    return decoder_of(
+        stacked(_squared(checkpoint)), fields, mixture(checkpoint, config, fields, routing), mixtral.build
+    )
 
 
 def _squared(checkpoint: Checkpoint) -> Checkpoint:
