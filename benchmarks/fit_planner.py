@@ -25,7 +25,7 @@ import numpy as np
 
 from headway.plan.runs import Run, read_runs
 from headway.roofline.calibrate import FILE, FITTED, LOADS, METRICS, SEEN, Calibration, Region, spread_class
-from headway.roofline.constants import CONSTANTS, FIRST_TOKEN, LEVEL_SCALE, Constant, family, labels, typical
+from headway.roofline.constants import CONSTANTS, FIRST_TOKEN, Constant, family, labels, typical
 from headway.roofline.loop import Columns, Fleet, Loop
 from headway.roofline.robust import descend
 from planner_report import report
@@ -33,6 +33,7 @@ from planner_report import report
 # Scale of the residuals the likelihood expects; smaller trusts the runs more and the priors less.
 SIGMA = {"tpot": 0.07, "ttft": 0.35}
 TAILS = 4.0  # degrees of freedom of the Student-t: runs far off lose their vote
+LEVEL_SCALE = {"engine_family": 0.5, "precision_family": 0.7}  # prior spread of a level over that of the others: 1
 LEVEL_SPREAD = 0.12  # prior spread of a level's offset, for a constant whose common offset has 0.3
 RECIPE_SPREAD = 0.4
 STEPS, ENOUGH = 120, 1e-3  # most steps of a fit; a step that gains less than this share of the cost is the last

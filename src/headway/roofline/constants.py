@@ -52,7 +52,6 @@ LEVELS: dict[str, Callable[[Deployment], str | None]] = {
     "recipe": _recipe,
     "mode": lambda d: "disaggregated" if d.disaggregated else "aggregated",
 }
-LEVEL_SCALE = {"engine_family": 0.5, "precision_family": 0.7}  # prior spread of a level over that of the others: 1
 
 
 class Constant(msgspec.Struct, frozen=True):
