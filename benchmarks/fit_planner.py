@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headway.plan.runs import Run, read_runs
+from headway.plan.runs import PublicRun, read_runs
 from headway.roofline.calibrate import FILE, FITTED, LOADS, METRICS, SEEN, Calibration, Region, spread_class
 from headway.roofline.constants import CONSTANTS, FIRST_TOKEN, Constant, family, labels, typical
 from headway.roofline.loop import Columns, Fleet, Loop
@@ -60,7 +60,7 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "accuracy-planner.md"
 class Problem:
     """The offsets of some constants as one vector, for fixed runs."""
 
-    def __init__(self, runs: Sequence[Run], constants: Sequence[Constant]) -> None:
+    def __init__(self, runs: Sequence[PublicRun], constants: Sequence[Constant]) -> None:
         deployments = [run.deployment for run in runs]
         self.constants = constants
         self.typical = {c.name: typical(c, deployments) for c in constants}
@@ -150,7 +150,7 @@ def likeliest(
 class Fitter:
     """Both fits on any subset of the runs."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[PublicRun]) -> None:
         self.runs = runs
         self.fleet = Fleet.of([run.deployment for run in runs])
         self.token, self.first = Problem(runs, CONSTANTS), Problem(runs, FIRST_TOKEN)
@@ -199,7 +199,7 @@ class Fitter:
         return found
 
 
-def distinct(runs: Sequence[Run]) -> np.ndarray:
+def distinct(runs: Sequence[PublicRun]) -> np.ndarray:
     """The first of every measurement: the exports overlap, and a copy is no further evidence."""
     seen: dict[Hashable, int] = {}
     for index, run in enumerate(runs):
@@ -207,7 +207,7 @@ def distinct(runs: Sequence[Run]) -> np.ndarray:
     return np.array(sorted(seen.values()))
 
 
-def series(run: Run) -> tuple[Hashable, ...]:
+def series(run: PublicRun) -> tuple[Hashable, ...]:
     """What was run, without the name of the checkpoint and at any load."""
     d = run.deployment
     return (
@@ -216,13 +216,13 @@ def series(run: Run) -> tuple[Hashable, ...]:
     )  # fmt: skip
 
 
-def part(run: Run, parts: int = 5) -> int:
+def part(run: PublicRun, parts: int = 5) -> int:
     """Random parts of the series, whose replicates and loads stay together."""
     return int(hashlib.sha256(repr(series(run)).encode()).hexdigest(), 16) % parts
 
 
 # What is left out together, by what is then new about it (`headway.roofline.calibrate.SEEN`).
-FOLDS: dict[str, Callable[[Run], Hashable]] = {
+FOLDS: dict[str, Callable[[PublicRun], Hashable]] = {
     FITTED: part,
     "group": lambda run: (run.deployment.shape.params, run.system, run.backend),
     "system": lambda run: run.system,
@@ -298,7 +298,7 @@ def spreads(validated: Mapping[str, Sequence[LeftOut]]) -> dict[str, dict[str, t
     return table
 
 
-def region(runs: Sequence[Run]) -> Region:
+def region(runs: Sequence[PublicRun]) -> Region:
     """Where the fitted runs were, a factor of two beyond the ends for the continuous ones."""
 
     def ends(values: Iterable[float]) -> tuple[float, float]:

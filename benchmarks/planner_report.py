@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headway.plan.answers import Errors
-from headway.plan.runs import Run
+from headway.plan.runs import PublicRun
 from headway.plan.score import score
 from headway.roofline.calibrate import FITTED, METRICS, Calibration
 from headway.roofline.constants import CONSTANTS, FIRST_TOKEN, Constant
@@ -44,7 +44,7 @@ ABSTAINED = "Rows the model abstains from, scored by their bound (which is a bou
 
 
 def report(
-    table: Path, found: Calibration, runs: Mapping[str, Sequence[Run]], validated: Mapping[str, Sequence[LeftOut]]
+    table: Path, found: Calibration, runs: Mapping[str, Sequence[PublicRun]], validated: Mapping[str, Sequence[LeftOut]]
 ) -> str:
     """The accuracy page: left-out errors and errors of the committed fit, overall, by group, and the constants."""
     committed = score(table, found)
@@ -76,7 +76,7 @@ def report(
     return "\n".join(lines) + "\n"
 
 
-def left_out_rows(metric: str, kind: str, runs: Sequence[Run], left: LeftOut) -> list[str]:
+def left_out_rows(metric: str, kind: str, runs: Sequence[PublicRun], left: LeftOut) -> list[str]:
     """The left-out errors, and those of aggregated and disaggregated runs apart for a kind that has many of both."""
     error = left.predicted[metric] / left.measured[metric] - 1
     held, apart = left.held(metric, left.tail(metric)), np.array([run.deployment.disaggregated for run in runs])
@@ -98,7 +98,7 @@ def row_of(name: str, entry: Errors) -> str:
     return f"| {name} | {entry.n} | " + " | ".join("-" if cell is None else f"{cell:.1f} %" for cell in cells) + " |"
 
 
-def groups_of(runs: Sequence[Run]) -> dict[tuple[str, str, str], list[int]]:
+def groups_of(runs: Sequence[PublicRun]) -> dict[tuple[str, str, str], list[int]]:
     """Positions of the runs of each model, system and engine."""
     members: dict[tuple[str, str, str], list[int]] = {}
     for index, run in enumerate(runs):

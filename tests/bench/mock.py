@@ -36,7 +36,7 @@ class Script(mock.Script):
     cached: int = 0
 
 
-class Stream(mock.Stream[Script]):
+class Stream(mock.MockStream[Script]):
     """One answer, as chat, completions or Anthropic messages, and what goes wrong with it."""
 
     @property

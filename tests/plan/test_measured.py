@@ -18,7 +18,7 @@ from headway.roofline.profile import Fit, Profile, device_of
 from headway.roofline.step import Efficiency, decode_step
 from headway.roofline.timing import estimate
 from headway.simulate.arrivals import Closed, Lengths, rows_of
-from headway.simulate.deploy import Setup, deployed
+from headway.simulate.deploy import EngineSetup, deployed
 from headway.simulate.play import play
 from headway.traffic.load import Load
 
@@ -92,7 +92,7 @@ def test_the_search_takes_the_machines_own_steps(answer: Answer) -> None:
 
 @pytest.mark.parametrize(("flying", "prompt", "output"), [(1, 300, 100), (3, 300, 100), (8, 300, 100), (3, 1500, 40)])
 def test_the_closed_loop_is_near_the_scheduler_itself(flying: int, prompt: int, output: int) -> None:
-    here = deployed(load_shape(MODEL), device_of(PROFILE), 1, Setup(prefix_cache=False), profile=PROFILE)
+    here = deployed(load_shape(MODEL), device_of(PROFILE), 1, EngineSetup(prefix_cache=False), profile=PROFILE)
     rows = rows_of(Lengths(prompt, output, output_cv=0.5), 12 + 4 * flying, seed=1)
     played = play(here, Closed(rows, flying), Load("closed")).summary
     said = ClosedLoop(here.model, prompt, output, here.limits.max_rows, slowness=FIT.high).at(flying)

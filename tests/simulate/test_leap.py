@@ -18,7 +18,7 @@ from headway.scheduling.budget import Budget
 from headway.scheduling.policies import POLICIES
 from headway.scheduling.scheduler import Scheduler
 from headway.scheduling.state import Emission
-from headway.simulate.driver import Replica, run
+from headway.simulate.driver import SimulatedReplica, run
 from headway.simulate.trail import Trail
 from headway.simulate.workload import Answers, Ask, made_up
 
@@ -88,7 +88,7 @@ class Diary(Trail):
         super().refused(ask, error, now)
         self.seen.append(("refused", ask.number, now))
 
-    def planned(self, replica: Replica, plans: Sequence[StepPlan], now: int) -> None:
+    def planned(self, replica: SimulatedReplica, plans: Sequence[StepPlan], now: int) -> None:
         super().planned(replica, plans, now)
         self.plans += 1
         self.seen += [("admitted", row.id, len(row.tokens), now) for plan in plans for row in plan.new]
@@ -113,7 +113,7 @@ def play(leaps: bool, drawn: list[dict[str, Any]], pool: int, policy: str, reuse
         limits, key=b"", policy=POLICIES[policy], budget=budget, model=COSTS, ttl=options["ttl"],
         max_wait=options["max_wait"], reuse=reuse,
     )  # fmt: skip
-    replica = Replica([scheduler], SimulatedRanks(limits, clock, COSTS, answers), clock, answers, leaps=leaps)
+    replica = SimulatedReplica([scheduler], SimulatedRanks(limits, clock, COSTS, answers), clock, answers, leaps=leaps)
     end = run([replica], Load(drawn), diary, answers)
     return end, diary, replica.executor.busy, [pool.available for pool in scheduler.cache.pools]
 

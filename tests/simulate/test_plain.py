@@ -15,8 +15,8 @@ from headway.engine.references import load_device, load_shape
 from headway.executor.simulated import FixedCosts
 from headway.scheduling.budget import Budget
 from headway.simulate import play
-from headway.simulate.arrivals import Closed, Stream
-from headway.simulate.deploy import Deployed, Setup, deployed
+from headway.simulate.arrivals import Arrivals, Closed
+from headway.simulate.deploy import Deployed, EngineSetup, deployed
 from headway.simulate.driver import Source
 from headway.simulate.plain import available, play_plain
 from headway.simulate.trail import Trail
@@ -26,7 +26,7 @@ from headway.traffic.traces import TraceRow
 pytestmark = pytest.mark.skipif(not available(), reason="needs the native module")
 
 COSTS = FixedCosts(step=1e-3, row=1e-5, token=1e-4, kv_token=3e-7, pair=1e-8)
-BASE = Setup(max_model_len=60, block_size=4, prefix_cache=False)
+BASE = EngineSetup(max_model_len=60, block_size=4, prefix_cache=False)
 
 loads = st.lists(
     st.tuples(st.sampled_from([0.0, 0.0, 1e-4, 2.5e-3, 0.04, 0.3]), st.integers(1, 50), st.integers(1, 90)),
@@ -39,7 +39,7 @@ def base() -> Deployed:
     return deployed(load_shape("llama-3.1-8b"), load_device("h100-sxm"), 1, BASE)
 
 
-def small(setup: Setup, blocks: int, rows: int, tokens: int, budget: int | None) -> Deployed:
+def small(setup: EngineSetup, blocks: int, rows: int, tokens: int, budget: int | None) -> Deployed:
     limits = Capabilities(
         block_size=4, blocks=(blocks,), windows=(None,), max_rows=rows, max_tokens_per_step=max(rows, tokens),
         max_model_len=60,
@@ -52,7 +52,7 @@ def source_of(drawn: list[tuple[float, int, int]], concurrency: int | None, thin
     for after, prompt, output in drawn:
         at += after
         rows.append(TraceRow(at, prompt, output))
-    return Closed(rows, concurrency, think, 0, most) if concurrency else Stream(rows, Load("trace"), 0, most)
+    return Closed(rows, concurrency, think, 0, most) if concurrency else Arrivals(rows, Load("trace"), 0, most)
 
 
 def left(trail: Trail, busy: int) -> dict[str, Any]:
@@ -110,13 +110,13 @@ SHARED = TraceRow(0.0, 40, 9, blocks=(1, 2), block_tokens=16)
 @pytest.mark.parametrize(
     ("setup", "source", "replicas", "in_turn"),
     [
-        ({}, Stream([TraceRow(0.0, 30, 30)], Load("trace")), 2, False),
+        ({}, Arrivals([TraceRow(0.0, 30, 30)], Load("trace")), 2, False),
         ({}, Closed([TraceRow(0.0, 30, 30)] * 3, 2), 2, True),
-        ({"policy": "fair"}, Stream([TraceRow(0.0, 30, 30)], Load("trace")), 1, True),
-        ({"max_wait": 1.0}, Stream([TraceRow(0.0, 30, 30)], Load("trace")), 1, True),
-        ({"prefix_cache": True}, Stream([SHARED], Load("trace")), 1, True),
-        ({"prefix_cache": True}, Stream([TraceRow(0.0, 3, 40)] * 6, Load("trace"), 0, 40), 1, True),
-        ({}, Stream([TraceRow(1.0, 3, 9), TraceRow(0.0, 3, 9)], Load("trace")), 1, True),
+        ({"policy": "fair"}, Arrivals([TraceRow(0.0, 30, 30)], Load("trace")), 1, True),
+        ({"max_wait": 1.0}, Arrivals([TraceRow(0.0, 30, 30)], Load("trace")), 1, True),
+        ({"prefix_cache": True}, Arrivals([SHARED], Load("trace")), 1, True),
+        ({"prefix_cache": True}, Arrivals([TraceRow(0.0, 3, 40)] * 6, Load("trace"), 0, 40), 1, True),
+        ({}, Arrivals([TraceRow(1.0, 3, 9), TraceRow(0.0, 3, 9)], Load("trace")), 1, True),
     ],
     ids=["routed", "closed", "policy", "bounded wait", "shared", "preempted with a prefix cache", "out of order"],
 )  # fmt: skip

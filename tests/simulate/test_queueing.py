@@ -23,7 +23,7 @@ from headway.roofline.queueing import little, queue_seconds
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
 from headway.scheduling.state import Emission
-from headway.simulate.driver import Replica, run
+from headway.simulate.driver import SimulatedReplica, run
 from headway.simulate.trail import PARTS, Trail
 from headway.simulate.workload import Answers, Ask
 
@@ -48,9 +48,9 @@ class Jobs:
 class Checked(Trail):
     """A trail that counts heads at every event."""
 
-    replicas: Sequence[Replica] = ()
+    replicas: Sequence[SimulatedReplica] = ()
 
-    def planned(self, replica: Replica, plans: Sequence[StepPlan], now: int) -> None:
+    def planned(self, replica: SimulatedReplica, plans: Sequence[StepPlan], now: int) -> None:
         super().planned(replica, plans, now)
         self.check()
 
@@ -77,7 +77,7 @@ def served(jobs: Sequence[tuple[float, int]], rows: int, policy: str = "chunked"
     )  # fmt: skip
     answers, clock, trail = Answers(alike=True), VirtualClock(), Checked(detail=0)
     scheduler = Scheduler(limits, key=b"", policy=policy_named(policy), reuse=False, **options)
-    replica = Replica(
+    replica = SimulatedReplica(
         [scheduler], SimulatedRanks(limits, clock, FixedCosts(step=TICK), answers), clock, answers, leaps=True
     )  # fmt: skip
     trail.close(run([replica], Jobs(jobs), trail, answers))

@@ -18,8 +18,8 @@ from headway.executor.simulated import FixedCosts, SimulatedRanks
 from headway.metrics.files import load_records
 from headway.scheduling.scheduler import Scheduler
 from headway.simulate.arrivals import Closed, Lengths, rows_of
-from headway.simulate.deploy import Setup
-from headway.simulate.driver import Replica, run
+from headway.simulate.deploy import EngineSetup
+from headway.simulate.driver import SimulatedReplica, run
 from headway.simulate.play import router
 from headway.simulate.traffic import Traffic
 from headway.simulate.trail import Trail
@@ -119,7 +119,7 @@ def serve_recorded(path: Path) -> None:
     )
     log, clock, answers, costs = EventLog(), VirtualClock(), Answers(), FixedCosts(step=0.5, token=1e-3)
     scheduler = Scheduler(limits, key=b"secret", log=log)
-    replica = Replica([scheduler], SimulatedRanks(limits, clock, costs, answers), clock, answers)
+    replica = SimulatedReplica([scheduler], SimulatedRanks(limits, clock, costs, answers), clock, answers)
     with EventWriter(path, scheduler.header()) as writer:
         log.subscribe(writer)
         run([replica], Closed([TraceRow(0, 700, 9)] * 6, 1, shared=600), Trail(), answers)
@@ -195,7 +195,7 @@ def test_structs_refuse_what_the_command_line_would() -> None:
     with pytest.raises(BadInput, match="--speed"):
         Traffic(speed=0.0)
     with pytest.raises(BadInput, match="--prefix-ttl"):
-        Setup(prefix_ttl=0.0)
+        EngineSetup(prefix_ttl=0.0)
     with pytest.raises(BadInput, match="--route"):
         router("nearest")
 

@@ -1,6 +1,6 @@
 """The client: sends one request, times every chunk of the answer, and names what went wrong if it did.
 
-    Pool --Connection--> Exchange --bytes, arrival--> EventParser --data--> Dialect --chunks--> RequestRecord
+    Pool --Connection--> Exchange --bytes, arrival--> EventParser --data--> ClientDialect --chunks--> RequestRecord
 
 One watchdog looks at all requests in flight, so no request carries a timer of its own.
 """
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headway.bench.dialects import DIALECTS, Dialect, Prompt, dialect_named, error_message, shown
+from headway.bench.dialects import DIALECTS, ClientDialect, Prompt, dialect_named, error_message, shown
 from headway.bench.transport import Exchange, ExchangeFailed, Origin, Pool
 from headway.client.sse import EventParser, EventTooLong
 from headway.core.errors import BadInput
@@ -125,7 +125,7 @@ class Client:
         self.endpoint = endpoint
         self.limits = limits
         self.model = endpoint.model
-        self.dialect: Dialect = dialect_named(endpoint.api)
+        self.dialect: ClientDialect = dialect_named(endpoint.api)
         self.chunks_received = 0
         self._origin = Origin.of(endpoint.url)
         self._pool = Pool(self._origin, limits.connect)

@@ -62,7 +62,7 @@ class _OpenAIEvent(msgspec.Struct):
     error: Any = None
 
 
-class Dialect(Protocol):
+class ClientDialect(Protocol):
     """One streaming API."""
 
     name: str
@@ -271,7 +271,7 @@ DIALECTS: dict[str, type[OpenAIChat] | type[OpenAICompletions] | type[AnthropicM
 }
 
 
-def dialect_named(name: str) -> Dialect:
+def dialect_named(name: str) -> ClientDialect:
     if name not in DIALECTS:
         raise BadInput("--api", f"{name!r} is not one of {', '.join(DIALECTS)}")
     return DIALECTS[name]()

@@ -18,7 +18,7 @@ from headway.bench.predict import predict
 from headway.bench.recount import Recount, check_usage
 from headway.bench.selftest import SelfTest, client_report, self_test
 from headway.bench.server import ServerSide, metrics_between, read_log, scrape, server_report
-from headway.bench.setup import Setup, Workload
+from headway.bench.setup import BenchSetup, Workload
 from headway.bench.transport import ExchangeFailed
 from headway.bench.workload import Item, Measure, check_prompts, measure_prompts, measure_texts
 from headway.metrics import goodput
@@ -111,7 +111,7 @@ async def first_model(client: Client) -> str:
 
 
 async def measure(
-    setup: Setup, announce: Callable[[str], None] = lambda _: None, progress: Progress | None = None
+    setup: BenchSetup, announce: Callable[[str], None] = lambda _: None, progress: Progress | None = None
 ) -> Measured:
     """Measure, predict, search: as far as asked for. The endpoint may fail in any way: the summary says how, and keeps
     what was measured.
@@ -186,7 +186,7 @@ def not_sent(load: Load, items: Sequence[Item], contact: Contact) -> Run:
     return Run(load, records, gave_up=f"the first contact failed: {contact.dead.message}")
 
 
-def describe(setup: Setup, model: str, run: Run, contact: Contact, test: SelfTest | None) -> dict[str, Any]:
+def describe(setup: BenchSetup, model: str, run: Run, contact: Contact, test: SelfTest | None) -> dict[str, Any]:
     """The JSON object of a run."""
     measured = [record for record in run.records if not record.warmup]
     endpoint, workload = setup.endpoint, setup.workload
@@ -240,11 +240,11 @@ def unexpected(
 
 
 async def search_goodput(
-    setup: Setup, model: str, announce: Callable[[str], None], progress: Progress | None
+    setup: BenchSetup, model: str, announce: Callable[[str], None], progress: Progress | None
 ) -> dict[str, Any]:
     """Search the goodput with this workload; a fifth of each batch is warm-up. See `goodput.search`."""
     workload, load, targets = setup.workload, setup.load, setup.targets
-    assert targets is not None, "checked by Setup"
+    assert targets is not None, "checked by BenchSetup"
     async with Client(replace(setup.endpoint, model=model), setup.limits) as client:
         contact = await first_contact(client, workload.seed)
         if contact.dead is not None:

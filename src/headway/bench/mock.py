@@ -44,7 +44,7 @@ def prompt_text(body: dict[str, Any]) -> str:
     return str(body.get("prompt", ""))
 
 
-class Stream(Generic[S]):
+class MockStream(Generic[S]):
     """One answer being written, chunk by chunk, as a stream of chat completions."""
 
     def __init__(self, transport: asyncio.Transport, script: S, path: bytes, body: dict[str, Any], at: int) -> None:
@@ -122,7 +122,7 @@ class Stream(Generic[S]):
 class MockConnection(asyncio.Protocol, Generic[S]):
     """A connection that answers as `script` says, by streams of the kind `stream`."""
 
-    stream: type[Stream[Any]] = Stream
+    stream: type[MockStream[Any]] = MockStream
 
     def __init__(self, script: Callable[[dict[str, Any]], S], pacer: Pacer) -> None:
         self._script = script

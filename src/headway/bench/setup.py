@@ -87,7 +87,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Setup:
+class BenchSetup:
     """What is measured, and how.
 
     Attributes:

@@ -96,7 +96,7 @@ def bench(
     from headway.bench.measure import measure
     from headway.bench.selftest import run_async
     from headway.bench.server import SERVER_COLUMNS, server_values
-    from headway.bench.setup import Setup, Workload
+    from headway.bench.setup import BenchSetup, Workload
     from headway.core.errors import HeadwayError
     from headway.metrics.files import Files, to_json
     from headway.report.document import show
@@ -111,7 +111,7 @@ def bench(
     behind = None
     if predict or hardware:
         behind = _behind(shape or _served_shape(url, model, api_key_file), hardware, gpus, precision, kv_precision)
-    setup = Setup(
+    setup = BenchSetup(
         endpoint, load, workload, targets, _limits(connect_timeout, stall_timeout, request_timeout), behind,
         _recount(tokenizer, shape), self_test, as_tool, event_log, search, resolution, gpus,
     )  # fmt: skip

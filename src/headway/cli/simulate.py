@@ -88,7 +88,7 @@ def simulate(
     from headway.metrics.summary import Targets
     from headway.report.document import show
     from headway.simulate.arrivals import Lengths
-    from headway.simulate.deploy import Setup, deployed
+    from headway.simulate.deploy import EngineSetup, deployed
     from headway.simulate.outcome import simulate_all, write
     from headway.simulate.traffic import Traffic
 
@@ -107,7 +107,7 @@ def simulate(
     if step_ms is None and names == ["slo"] and "tpot" in wanted:
         step_ms = 1e3 * wanted["tpot"]  # so long may a chunk make decodes wait
     setups = [
-        Setup(
+        EngineSetup(
             name, max_rows, max_step_tokens, step_ms, max_model_len, memory, block_size, kv_cache_gib,
             prefix_cache, prefix_ttl, max_wait, host_us, wanted.get("ttft"),
         )

@@ -35,7 +35,7 @@ MOST = 4096  # requests in flight on one replica, whatever its memory holds
 LOADS = 40  # numbers in flight that the loop is solved for
 
 
-class Load(msgspec.Struct, frozen=True):
+class ReplicaLoad(msgspec.Struct, frozen=True):
     """A replica at some request rate.
 
     Attributes:
@@ -68,7 +68,7 @@ class Curve(msgspec.Struct, frozen=True):
     flying: np.ndarray
     by_chunk: dict[int, Columns]
 
-    def at(self, rate: float, traffic: Traffic, target: Target) -> Load:
+    def at(self, rate: float, traffic: Traffic, target: Target) -> ReplicaLoad:
         """The replica carrying `rate` requests per second, decodes and prompts both or decodes alone, as deployed."""
         chunk = next((chunk for chunk in self.by_chunk if self._in_time(chunk, rate, target)), min(self.by_chunk))
         columns, broken = self.by_chunk[chunk], []
@@ -98,9 +98,9 @@ class Curve(msgspec.Struct, frozen=True):
         decoding = traffic.output_tokens * decode / batch
         share = 0.0 if self.deployment.disaggregated else own / (own + decoding)
         highest = batch + NormalDist().inv_cdf(target.share) * sqrt(batch)
-        return Load(slow, ttft, mean, batch, highest, chunk, share, tuple(broken))
+        return ReplicaLoad(slow, ttft, mean, batch, highest, chunk, share, tuple(broken))
 
-    def prefilling(self, rate: float, traffic: Traffic, target: Target) -> Load:
+    def prefilling(self, rate: float, traffic: Traffic, target: Target) -> ReplicaLoad:
         """The same machine as a worker of the prefill pool: one prompt after another."""
         columns, broken = self.by_chunk[CHUNKS[0]], []
         own, first = float(columns["own"][0]), float(columns["first"][0])
@@ -109,7 +109,7 @@ class Curve(msgspec.Struct, frozen=True):
             broken.append("throughput")
         if target.ttft is not None and ttft > target.ttft:
             broken.append("ttft")
-        return Load(0.0, ttft, 0.0, 0.0, 0.0, CHUNKS[0], 1.0, tuple(broken))
+        return ReplicaLoad(0.0, ttft, 0.0, 0.0, 0.0, CHUNKS[0], 1.0, tuple(broken))
 
     def _flying(self, chunk: int, rate: float) -> float:
         """Requests in flight at a rate; infinitely many where it is more than the replica can do."""
@@ -184,7 +184,7 @@ def _columns(loop: Loop) -> Columns:
     }  # fmt: skip
 
 
-def most(at: Callable[[float], Load]) -> tuple[float, str]:
+def most(at: Callable[[float], ReplicaLoad]) -> tuple[float, str]:
     """(highest rate in time and in memory, what breaks just above it). Rate 0: not even one request."""
     lowest = 1e-4
     if broken := at(lowest).broken:

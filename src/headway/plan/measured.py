@@ -26,7 +26,7 @@ ROUNDS = 60  # of the fixed point; halved steps, so it settles long before
 OURS = EngineOptions()
 
 
-class Load(msgspec.Struct, frozen=True):
+class MeasuredLoad(msgspec.Struct, frozen=True):
     """Seconds, in the mean: to the first token and per token after it; of a step of decodes alone, of one with a chunk
     beside, and what prompts add to a token. `batch`: requests decoding; `chunk`: prompt tokens of a step."""
 
@@ -64,7 +64,7 @@ class ClosedLoop(msgspec.Struct, frozen=True):
         """Prompt tokens to compute."""
         return max(1, self.prompt - self.cached)
 
-    def at(self, flying: float) -> Load:
+    def at(self, flying: float) -> MeasuredLoad:
         """With so many requests in flight."""
         held = max(1.0, min(flying, self.rows))
         alone = self._prompt(*self._chunk(None))
@@ -77,7 +77,7 @@ class ClosedLoop(msgspec.Struct, frozen=True):
         waits = (flying - held) / held * (load.ttft + self.output * load.tpot)  # for others to end
         return msgspec.structs.replace(load, ttft=load.ttft + waits)
 
-    def _round(self, held: float, batch: float, nobody: float, alone: float) -> tuple[Load, float]:
+    def _round(self, held: float, batch: float, nobody: float, alone: float) -> tuple[MeasuredLoad, float]:
         """One turn of the fixed point: the load if `batch` decode, but nobody with some probability, and the seconds
         that a request then decodes."""
         decodes = decode_step(self.model.shape, batch, self.prompt + self.output / 2)
@@ -94,7 +94,7 @@ class ClosedLoop(msgspec.Struct, frozen=True):
             mixing = min(1.0, others * beside)  # of a decoding request's time
             token = (1 - mixing) * decode + mixing * mixed
             life = self.output * token
-        return Load(waiting, token, decode, mixed, batch, chunk), life
+        return MeasuredLoad(waiting, token, decode, mixed, batch, chunk), life
 
     def _prompt(self, chunk: int, seconds: float) -> float:
         """Seconds of a prompt in such chunks."""

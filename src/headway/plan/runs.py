@@ -34,7 +34,7 @@ DECODING = (2 / 3, 1 / 2)  # share of a deployment's GPUs that decode: short pro
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 
 
-class Run(msgspec.Struct, frozen=True):
+class PublicRun(msgspec.Struct, frozen=True):
     """One row of the table: what was deployed, what was measured (seconds), and where the row came from.
 
     `doubt`: why no estimate can be made although there is a deployment; "" if one can.
@@ -60,7 +60,7 @@ class Skipped(msgspec.Struct, frozen=True):
     reason: str
 
 
-def read_runs(path: Path) -> tuple[list[Run], list[Skipped]]:
+def read_runs(path: Path) -> tuple[list[PublicRun], list[Skipped]]:
     """Every row of the table as a deployment with its measurement, or as skipped with a reason.
 
     Raises:
@@ -76,7 +76,7 @@ def read_runs(path: Path) -> tuple[list[Run], list[Skipped]]:
             rows = list(table)
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("FILE", f"cannot read {path}: {error}") from error
-    runs: list[Run] = []
+    runs: list[PublicRun] = []
     skipped: list[Skipped] = []
     for number, row in enumerate(rows, start=2):  # the header is line 1
         where = (number, row["model_path"], row["system"], row["backend"])
@@ -86,7 +86,7 @@ def read_runs(path: Path) -> tuple[list[Run], list[Skipped]]:
         except BadInput as error:
             skipped.append(Skipped(*where, reason=str(error)))
         else:
-            runs.append(Run(*where, deployment=deployment, tpot=tpot, ttft=ttft, doubt=_doubt(row, deployment)))
+            runs.append(PublicRun(*where, deployment=deployment, tpot=tpot, ttft=ttft, doubt=_doubt(row, deployment)))
     return runs, skipped
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from headway.plan.answers import Counted, Errors, Group, Score
-from headway.plan.runs import Run, read_runs
+from headway.plan.runs import PublicRun, read_runs
 from headway.roofline.calibrate import Calibration, Estimate, calibration
 from headway.roofline.timing import Range
 
@@ -34,7 +34,7 @@ def score(file: Path, known: Calibration | None = None) -> Score:
     )  # fmt: skip
 
 
-def errors(metric: str, runs: list[Run], estimates: list[Estimate], rows: list[int]) -> Errors:
+def errors(metric: str, runs: list[PublicRun], estimates: list[Estimate], rows: list[int]) -> Errors:
     """Errors of some rows."""
     if not rows:
         return Errors(0, None, None, None, None, 0.0)
@@ -55,7 +55,7 @@ def _percent(share: float | np.floating) -> float:
     return round(100 * float(share), 2)
 
 
-def _groups(runs: list[Run], estimates: list[Estimate]) -> list[Group]:
+def _groups(runs: list[PublicRun], estimates: list[Estimate]) -> list[Group]:
     members: dict[tuple[str, str, str], list[int]] = {}
     for index, run in enumerate(runs):
         members.setdefault((run.model, run.system, run.backend), []).append(index)

@@ -15,7 +15,7 @@ from headway.core.errors import BadInput
 from headway.plan.answers import Offer, Rejected, Search
 from headway.plan.estimates import calibrated_step, served
 from headway.plan.flags import engine_flags
-from headway.plan.load import Curve, Load, curves, measured_curve, most
+from headway.plan.load import Curve, ReplicaLoad, curves, measured_curve, most
 from headway.plan.prices import price_assumption
 from headway.plan.traffic import Target, Traffic, check
 from headway.report.units import gigabytes, metric
@@ -203,7 +203,7 @@ def _mixed(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> Of
     if d.cache(traffic.longest) > d.memory.room:
         return Rejected(c.name, f"the longest request, {traffic.longest} tokens: {_too_large(d, traffic.longest)}")
 
-    def at(rate: float) -> Load:
+    def at(rate: float) -> ReplicaLoad:
         return c.mixed.at(rate, traffic, target)
 
     highest, limit = most(at)
@@ -229,10 +229,10 @@ def _split(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> Of
         return Rejected(f"split {c.name}", "shipping one cache takes longer than the TTFT target")
     first = msgspec.structs.replace(target, ttft=in_time)
 
-    def prefilling(rate: float) -> Load:
+    def prefilling(rate: float) -> ReplicaLoad:
         return c.decode.prefilling(rate, traffic, first)
 
-    def decoding(rate: float) -> Load:
+    def decoding(rate: float) -> ReplicaLoad:
         return c.decode.at(rate, traffic, target)
 
     (fast, limit_prefill), (long, limit_decode) = most(prefilling), most(decoding)
@@ -250,7 +250,7 @@ def _split(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> Of
 
 
 def _priced(
-    c: Candidate, load: Load, ttft: float, traffic: Traffic, wanted: Wanted, prefill_share: float, *, name: str,
+    c: Candidate, load: ReplicaLoad, ttft: float, traffic: Traffic, wanted: Wanted, prefill_share: float, *, name: str,
     replicas: int, prefill_replicas: int, goodput: float, **rest: Any,
 ) -> Offer | Rejected:  # fmt: skip
     """The deployment with its bill, `prefill_share` of which is for prompts; rejected when it cannot be priced or is

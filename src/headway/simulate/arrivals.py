@@ -76,7 +76,7 @@ class Columns(msgspec.Struct):
     most: int | None
 
 
-class Stream:
+class Arrivals:
     """Requests that come by a timetable, whatever happens to them."""
 
     def __init__(self, rows: Sequence[TraceRow], load: Load, shared: int = 0, most: int | None = None) -> None:

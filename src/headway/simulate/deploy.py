@@ -18,15 +18,14 @@ from headway.roofline.deployment import Deployment
 from headway.roofline.hardware import GIB, Hardware
 from headway.roofline.memory import MemoryPlan, cut_pools, replica_memory
 from headway.roofline.profile import Profile
-from headway.roofline.replica import Replica as Priced
-from headway.roofline.replica import deploy
+from headway.roofline.replica import Replica, deploy
 from headway.roofline.step import StepTime, check_layout, decode_step
 from headway.roofline.timing import Timing, served_here
 from headway.scheduling.budget import Budget
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
 from headway.shape.model import ModelShape, block_bytes
-from headway.simulate.driver import Replica
+from headway.simulate.driver import SimulatedReplica
 from headway.simulate.workload import Answers
 
 MEMORIES = ("paged", "contiguous")
@@ -36,7 +35,7 @@ GPU_ROWS, GPU_TOKENS = 256, 2048  # of a step, vLLM's defaults
 OURS = EngineOptions()  # the defaults of our own
 
 
-class Setup(msgspec.Struct, frozen=True):
+class EngineSetup(msgspec.Struct, frozen=True):
     """How a replica's scheduler and cache are set up; None = as is usual for the device.
 
     Attributes:
@@ -93,8 +92,8 @@ class Deployed(msgspec.Struct, frozen=True):
         price: dollars per device and hour; None = not known.
     """
 
-    priced: Priced
-    setup: Setup
+    priced: Replica
+    setup: EngineSetup
     model: StepTime
     label: str
     memory: MemoryPlan
@@ -107,7 +106,7 @@ class Deployed(msgspec.Struct, frozen=True):
         """Per step, outside of the step-time model."""
         return self.setup.host_us * 1e-6
 
-    def replica(self, answers: Answers, log: EventLog | None = None, leaps: bool = True) -> Replica:
+    def replica(self, answers: Answers, log: EventLog | None = None, leaps: bool = True) -> SimulatedReplica:
         """A fresh one, with an empty cache. `leaps`: over equal steps, which changes nothing but the time it takes."""
         clock, policy = VirtualClock(), policy_named(self.setup.policy)
         sized = self.budget.milliseconds is not None or policy.predicts
@@ -117,11 +116,11 @@ class Deployed(msgspec.Struct, frozen=True):
             max_wait=self.setup.max_wait, reuse=self.setup.prefix_cache,
         )  # fmt: skip
         executor = SimulatedRanks(self.limits, clock, self.model, answers, host=self.host_seconds)
-        return Replica([scheduler], executor, clock, answers, leaps=leaps)
+        return SimulatedReplica([scheduler], executor, clock, answers, leaps=leaps)
 
 
 def deployed(
-    shape: ModelShape, device: Hardware, gpus: int, setup: Setup, *, precision: str | None = None,
+    shape: ModelShape, device: Hardware, gpus: int, setup: EngineSetup, *, precision: str | None = None,
     kv: str | None = None, profile: Profile | None = None, price: float | None = None,
 ) -> Deployed:  # fmt: skip
     """Plan the memory and price the steps of a replica.
@@ -136,7 +135,7 @@ def deployed(
     check_layout(shape, gpus, field="--tp")
     if price is not None and not 0 < price <= MOST:
         raise BadInput("--price", f"{price:g} is not a number above 0 and up to {MOST:g}")
-    priced = deploy(shape, device, gpus, precision=precision, kv=kv, mode=Priced)
+    priced = deploy(shape, device, gpus, precision=precision, kv=kv, mode=Replica)
     timing = _timing(priced, profile)
     cpu = device.kind == "cpu"
     rows = setup.max_rows or (OURS.max_rows if cpu else GPU_ROWS)
@@ -158,7 +157,7 @@ def deployed(
     return Deployed(priced, setup, timing.model, _label(timing), memory, limits, budget, hourly)
 
 
-def _memory(priced: Priced, setup: Setup, rows: int, tokens: int, longest: int) -> MemoryPlan:
+def _memory(priced: Replica, setup: EngineSetup, rows: int, tokens: int, longest: int) -> MemoryPlan:
     """The plan of one device, its cache cut into pools."""
     shape = priced.shape
     plan = replica_memory(shape, priced.hardware, priced.gpus, step_tokens=tokens)
@@ -175,7 +174,7 @@ def _memory(priced: Priced, setup: Setup, rows: int, tokens: int, longest: int) 
     )  # fmt: skip
 
 
-def _timing(priced: Priced, profile: Profile | None) -> Timing:
+def _timing(priced: Replica, profile: Profile | None) -> Timing:
     """Fitted to this machine's own steps, or to public runs of an engine; else a bound."""
     shape, device = priced.shape, priced.hardware
     if profile is not None:
@@ -201,7 +200,7 @@ def _label(timing: Timing) -> str:
     return f"estimate: constants fitted on public runs of {ENGINE}{doubt}"
 
 
-def _precision(priced: Priced) -> str:
+def _precision(priced: Replica) -> str:
     """As the calibration names it."""
     names: dict[str, Callable[[float], bool]] = {
         "bf16": lambda width: width >= 1.5, "fp8": lambda width: width >= 0.75, "fp4": lambda width: True,

@@ -1,6 +1,6 @@
 """Discrete events: requests arrive, steps end, and between them the very scheduler that serves decides.
 
-    arrivals --route--> Replica.inbox --(next plan)--> Scheduler --> SimulatedRanks --(step ends)--> Scheduler --> Trail
+    arrivals --route--> inbox --(next plan)--> Scheduler --> SimulatedRanks --(step ends)--> Scheduler --> Trail
 
 An engine looks at what has arrived between two steps, so a request that comes while a step is planned already waits for
 the next one. Time is whole picoseconds; of two things at the same moment the arrival comes first.
@@ -45,7 +45,7 @@ class Observer(Protocol):
 
     def refused(self, ask: Ask, error: Rejected, now: int) -> None: ...
 
-    def planned(self, replica: Replica, plans: Sequence[StepPlan], now: int) -> None: ...
+    def planned(self, replica: SimulatedReplica, plans: Sequence[StepPlan], now: int) -> None: ...
 
     def repeated(self, plan: StepPlan, more: int) -> None:
         """A plan was carried out in `more` further steps, each for as many rows and tokens."""
@@ -56,7 +56,7 @@ class Observer(Protocol):
         ...
 
 
-class Replica:
+class SimulatedReplica:
     """One replica: a scheduler per data-parallel rank, and the executor that plays their steps.
 
     Args:
@@ -175,11 +175,11 @@ class Replica:
 
 LONGEST = (1 << 63) - 1  # ps; times are kept as 64-bit integers
 NO_PLAN = StepPlan(-1)  # of a rank with nothing to do
-Route = Callable[[Ask, Sequence[Replica]], int]
+Route = Callable[[Ask, Sequence[SimulatedReplica]], int]
 
 
 def run(
-    replicas: Sequence[Replica],
+    replicas: Sequence[SimulatedReplica],
     source: Source,
     observer: Observer,
     answers: Answers,

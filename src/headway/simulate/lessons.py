@@ -17,8 +17,8 @@ from headway.report.document import Document, Drawing, Grid, Text
 from headway.roofline.hardware import find_hardware
 from headway.roofline.step import decode_step
 from headway.shape.catalogue import find_model
-from headway.simulate.arrivals import Closed, Lengths, Stream, rows_of
-from headway.simulate.deploy import Deployed, Setup, deployed
+from headway.simulate.arrivals import Arrivals, Closed, Lengths, rows_of
+from headway.simulate.deploy import Deployed, EngineSetup, deployed
 from headway.simulate.document import COLOURS
 from headway.simulate.play import Played, play
 from headway.simulate.workload import Ask, made_up
@@ -61,12 +61,12 @@ def lesson(name: str) -> Lesson:
 
 def _deployed(**setup: Any) -> Deployed:
     chosen = {"prefix_cache": False, "max_model_len": 8192, **setup}
-    return deployed(find_model(MODEL), find_hardware(DEVICE), 1, Setup(**chosen))
+    return deployed(find_model(MODEL), find_hardware(DEVICE), 1, EngineSetup(**chosen))
 
 
 def _chat(one: Deployed, rate: float, count: int = 200) -> Played:
     load = Load("poisson", rate)
-    return play(one, Stream(rows_of(CHAT, count, 0), load), load)
+    return play(one, Arrivals(rows_of(CHAT, count, 0), load), load)
 
 
 def _lines(label: str, name: str, points: dict[str, list[tuple[float, float]]], up: str) -> Draw:

@@ -22,7 +22,7 @@ from headway.ops import native
 from headway.scheduling.policies import policy_named
 from headway.scheduling.policies.chunked import CHUNKED
 from headway.scheduling.policies.fcfs import FCFS
-from headway.simulate.arrivals import Closed, Columns, Stream
+from headway.simulate.arrivals import Arrivals, Closed, Columns
 from headway.simulate.deploy import Deployed
 from headway.simulate.driver import Source
 from headway.simulate.trail import PARTS, Series, Trail, chunks_of, kv_shares, record
@@ -46,7 +46,7 @@ def play_plain(
 
     Returns what happened, and ps of all steps; None: it must be played by the scheduler itself.
     """
-    columns = source.columns if isinstance(source, Stream | Closed) else None
+    columns = source.columns if isinstance(source, Arrivals | Closed) else None
     if columns is None or not _plain(deployed, columns, replicas, in_turn):
         return None
     load = _Load(deployed, columns, detail)

@@ -15,7 +15,7 @@ from headway.metrics.stability import stability
 from headway.metrics.summary import Targets, summarize
 from headway.roofline.queueing import little
 from headway.simulate.deploy import Deployed
-from headway.simulate.driver import Replica, Route, Source, run
+from headway.simulate.driver import Route, SimulatedReplica, Source, run
 from headway.simulate.plain import play_plain
 from headway.simulate.trail import DETAIL, PARTS, Trail
 from headway.simulate.workload import Answers, Ask
@@ -77,12 +77,12 @@ def router(name: str) -> Route:
         raise BadInput("--route", f"{name!r} is not one of {', '.join(ROUTES)}")
     turn = -1
 
-    def round_robin(ask: Ask, replicas: Sequence[Replica]) -> int:
+    def round_robin(ask: Ask, replicas: Sequence[SimulatedReplica]) -> int:
         nonlocal turn
         turn = (turn + 1) % len(replicas)
         return turn
 
-    def least_loaded(ask: Ask, replicas: Sequence[Replica]) -> int:
+    def least_loaded(ask: Ask, replicas: Sequence[SimulatedReplica]) -> int:
         loads = [replica.load for replica in replicas]
         return loads.index(min(loads))
 

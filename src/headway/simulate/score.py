@@ -29,7 +29,7 @@ from headway.scheduling.policies.fcfs import FCFS
 from headway.scheduling.scheduler import Scheduler
 from headway.scheduling.state import Emission
 from headway.shape.model import ModelShape
-from headway.simulate.driver import Replica, run
+from headway.simulate.driver import SimulatedReplica, run
 from headway.simulate.fit import NOISE, Constants, Spans, improved
 from headway.simulate.measured import Measured, MeasuredRequest, read_measured
 from headway.simulate.workload import Answers, Ask, made_up
@@ -89,7 +89,7 @@ class Witness:
     def refused(self, ask: Ask, error: Rejected, now: int) -> None:
         raise error
 
-    def planned(self, replica: Replica, plans: Sequence[StepPlan], now: int) -> None:
+    def planned(self, replica: SimulatedReplica, plans: Sequence[StepPlan], now: int) -> None:
         index = self._replicas.setdefault(id(replica), len(self._replicas))
         shape = replica.executor.shape()
         self.works[index].append(self._model.work(shape))
@@ -185,14 +185,16 @@ def simulate(measured: Measured, model: StepTime) -> Witness:
         clock = VirtualClock()
         schedulers = [Scheduler(measured.limits, key=b"", policy=FCFS) for _ in range(ranks)]
         replicas.append(
-            Replica(schedulers, SimulatedRanks(measured.limits, clock, model, answers, ranks=ranks), clock, answers)
+            SimulatedReplica(
+                schedulers, SimulatedRanks(measured.limits, clock, model, answers, ranks=ranks), clock, answers
+            )
         )
     witness = Witness(model, len(replicas))
     run(replicas, _Recorded(measured.requests), witness, answers, lambda ask, all_: _least(all_))
     return witness
 
 
-def _least(replicas: Sequence[Replica]) -> int:
+def _least(replicas: Sequence[SimulatedReplica]) -> int:
     loads = [replica.load for replica in replicas]
     return loads.index(min(loads))
 

@@ -9,7 +9,7 @@ import msgspec
 
 from headway.core.clock import MAX_SECONDS
 from headway.core.errors import BadInput
-from headway.simulate.arrivals import Closed, Lengths, Sessions, Stream, rows_of
+from headway.simulate.arrivals import Arrivals, Closed, Lengths, Sessions, rows_of
 from headway.simulate.driver import Source
 from headway.simulate.served import recorded
 from headway.traffic.load import Load
@@ -95,4 +95,4 @@ class Traffic(msgspec.Struct, frozen=True):
         if self.turns > 1:
             sessions = replace(load, rate=load.rate)
             return Sessions(rows, sessions, self.turns, self.think, longest, lengths.most, lengths.shared)
-        return Stream(rows, load, lengths.shared, lengths.most)
+        return Arrivals(rows, load, lengths.shared, lengths.most)

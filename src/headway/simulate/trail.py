@@ -13,7 +13,7 @@ from headway.core.errors import Rejected
 from headway.core.step import StepPlan
 from headway.metrics.records import Chunk, Failure, FailureKind, Kind, RequestRecord
 from headway.scheduling.state import Emission
-from headway.simulate.driver import Replica
+from headway.simulate.driver import SimulatedReplica
 from headway.simulate.workload import Ask
 
 PS_PER_NS = 1000
@@ -147,7 +147,7 @@ class Trail:
         self._leave(track, now)
         self.records.append(self._record(track, now, Failure(FailureKind.HTTP, str(error))))
 
-    def planned(self, replica: Replica, plans: Sequence[StepPlan], now: int) -> None:
+    def planned(self, replica: SimulatedReplica, plans: Sequence[StepPlan], now: int) -> None:
         self._pass(now)
         tokens = rows = 0
         for plan in plans:
@@ -255,7 +255,7 @@ def _ns(ps: int) -> int:
     return 1 + ps // PS_PER_NS
 
 
-def _kv_use(replica: Replica) -> tuple[float, float]:
+def _kv_use(replica: SimulatedReplica) -> tuple[float, float]:
     size = owned = filled = 0
     for scheduler in replica.schedulers:
         pool = scheduler.cache.pools[0]
