@@ -257,6 +257,11 @@ def test_contexts_that_the_model_was_not_made_for_are_named(capsys: pytest.Captu
     assert answer(["prefill", *STEP[1:], "--input-tokens", "131072"], capsys)["notes"] == []
 
 
+def test_prefill_says_from_what_length_attention_is_most_of_the_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(["prefill", *STEP[1:]], capsys)["attention_overtakes"] == pytest.approx(61_266, rel=1e-3)
+    assert "prompts from 61,266 tokens on are more work in attention" in plan(["prefill", *STEP[1:]], capsys)
+
+
 def test_levers_refilled_are_what_explain_counts(capsys: pytest.CaptureFixture[str]) -> None:
     many = ["--model", "llama-3.1-70b", "--hardware", "h100", "--gpus", "4"]
     levers = answer(["levers", *many, "--input-tokens", "4096", "--output-tokens", "1"], capsys)["levers"]

@@ -72,7 +72,8 @@ class Step(Answer, frozen=True, kw_only=True):
 
 class Prefill(Answer, frozen=True, kw_only=True):
     """Prefill of one prompt, of which `cached_tokens` were found in the prefix cache. `mfu`: assumed; None and with a
-    `range` of the seconds on a measured machine."""
+    `range` of the seconds on a measured machine. `attention_overtakes`: length of a prompt whose attention is as much
+    work as its matrices; None = no length."""
 
     input_tokens: int
     cached_tokens: int
@@ -81,6 +82,7 @@ class Prefill(Answer, frozen=True, kw_only=True):
     tokens_per_second: float
     binds: str
     terms: dict[str, float]
+    attention_overtakes: float | None
     range: Range | None = None
 
 

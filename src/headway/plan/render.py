@@ -99,9 +99,15 @@ def _(a: Prefill) -> list[Part]:
     cached = f" ({a.cached_tokens} cached)" if a.cached_tokens else ""
     rate = "" if a.mfu is None else f" at {a.mfu:.0%} MFU"
     what = f"prefill of {a.input_tokens} tokens{cached}{rate}: {seconds(a.seconds)}{_spread(a.range)}"
-    return [
-        Text(f"{what}, {count(a.tokens_per_second)} tok/s, bound by {a.binds}"), waterfall(a.terms, a.seconds)
-    ]  # fmt: skip
+    lines: list[Part] = [
+        Text(f"{what}, {count(a.tokens_per_second)} tok/s, bound by {a.binds}"),
+        waterfall(a.terms, a.seconds),
+    ]
+    if a.attention_overtakes is not None:
+        lines.append(
+            Text(f"prompts from {count(a.attention_overtakes)} tokens on are more work in attention than in matrices")
+        )
+    return lines
 
 
 @parts.register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -118,10 +119,11 @@ def prefill(setup: Setup, input_tokens: int = 2000, cached_tokens: int = 0, mfu:
         here, mfu = None, USUAL_MFU if mfu is None else mfu
         cost = replicas.prefill(replica, input_tokens, mfu, cached=cached_tokens)
         about = _about(setup, replica, None, notes, mfu_assumption(mfu), input_tokens) | {"kind": kind_of(mfu)}
+    long = replicas.attention_overtakes(replica.shape)
     return Prefill(
         **about, input_tokens=input_tokens, cached_tokens=cached_tokens, mfu=mfu, seconds=cost.seconds,
         tokens_per_second=(input_tokens - cached_tokens) / cost.seconds, binds=cost.binds, terms=cost.terms,
-        range=here.range(cost.seconds) if here else None,
+        attention_overtakes=long if long < math.inf else None, range=here.range(cost.seconds) if here else None,
     )  # fmt: skip
 
 
