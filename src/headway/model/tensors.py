@@ -65,7 +65,7 @@ def tensors_of(
     sparse = [layer in config.sparse for layer in range(config.layers)]
     return {
         tensor.role: TensorSpec(
-            family.named(tensor.name),
+            tensor.name,
             name_in_gguf(tensor.role, family),
             tensor.part,
             tensor.shape if tensor.copies == 1 else (tensor.copies, *tensor.shape),
