@@ -41,8 +41,8 @@ from headway.measure.served import Window, calibrate
 from headway.metrics.records import TOKEN_KINDS, RequestRecord
 from headway.roofline.profile import Profile, Rates, device_of
 from headway.roofline.timing import estimate
-from headway.simulate.arrivals import Closed, Stream
-from headway.simulate.deploy import Deployed, Setup, deployed
+from headway.simulate.arrivals import Arrivals, Closed
+from headway.simulate.deploy import Deployed, EngineSetup, deployed
 from headway.simulate.driver import Source
 from headway.simulate.play import play
 from headway.traffic.load import Load
@@ -111,7 +111,7 @@ class Machine:
         formats = held_formats(engine.shape, engine.backend)
         timing = estimate(engine.shape, profile, engine.backend.name, formats, rates)
         assert timing is not None, "calibrate fits these formats"
-        like: Deployed = deployed(engine.shape, device_of(profile), 1, Setup(host_us=1e6 * host), profile=profile)
+        like: Deployed = deployed(engine.shape, device_of(profile), 1, EngineSetup(host_us=1e6 * host), profile=profile)
         limits = msgspec.structs.replace(engine.loop.scheduler.limits, max_in_flight=1)
         budget = engine.pacing.budget  # less what single steps vary by, which the engine learns
         if budget.milliseconds is not None:
@@ -190,7 +190,7 @@ def loads(args: argparse.Namespace, state: dict[str, Any], part: str) -> None:
         else:
             rate = key * max(cell["requests_per_second"] for cell in state["cells"].values())
             rows = rows_of(20 if args.quick else int(max(60, 100 * rate)), *CELL, rate=rate, seed=round(100 * key))
-            load, concurrency, source = Load("trace"), None, Stream(rows, Load("trace"))
+            load, concurrency, source = Load("trace"), None, Arrivals(rows, Load("trace"))
         runs = []
         for _ in range(1 if part == "cells" else 2):
             start = time.perf_counter()

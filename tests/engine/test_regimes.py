@@ -16,12 +16,13 @@ from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities, Seconds, StepShape
 from headway.engine.event_file import EventWriter, read_events
 from headway.engine.regimes import LASTING, RegimeWatch, nearest
-from headway.executor.simulated import FixedCosts, HashedTokens, SimulatedExecutor
+from headway.executor.simulated import FixedCosts
 from headway.roofline.timing import Timing
 from headway.scheduling.budget import Budget
 from headway.scheduling.scheduler import Scheduler
 from headway.serve.metrics import Metrics, render
 from headway.simulate.replay import replay
+from tests.simulated import HashedTokens, SimulatedExecutor
 
 FAST, SLOW = FixedCosts(step=0.005, token=1e-4, pair=1e-7), FixedCosts(step=0.009, token=3e-4, pair=2e-7)
 LIMITS = Capabilities(
