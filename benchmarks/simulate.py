@@ -30,8 +30,8 @@ from pathlib import Path
 
 from headway.engine.references import load_device, load_shape
 from headway.simulate import play as playing
-from headway.simulate.arrivals import Closed, Lengths, Stream
-from headway.simulate.deploy import Deployed, Setup, deployed
+from headway.simulate.arrivals import Arrivals, Closed, Lengths
+from headway.simulate.deploy import Deployed, EngineSetup, deployed
 from headway.simulate.driver import Source
 from headway.traffic.load import Load
 from headway.traffic.traces import TraceRow, read_trace
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, help="an Azure .csv, to take its lengths")
     parser.add_argument("--replicas", type=int, default=100)
     args = parser.parse_args()
-    one = deployed(load_shape("llama-3.1-8b"), load_device("h100-sxm"), 1, Setup(prefix_cache=False))
+    one = deployed(load_shape("llama-3.1-8b"), load_device("h100-sxm"), 1, EngineSetup(prefix_cache=False))
     print(f"{'':38} {'requests':>9} {'CPU s':>8} {'wall s':>8} {'per CPU min':>12} {'peak GiB':>8}")
     for running, count in ((1, 50_000), (8, 100_000), (64, 100_000)):
         rows, load = rows_of(args.trace, count), Load("closed", concurrency=running)
@@ -75,7 +75,7 @@ def main() -> None:
         rows = rows_of(args.trace, count)
         timed(f"{running} running, scheduler", rows, partial(by_the_scheduler, one, Closed(rows, running)))
     rows, load = rows_of(args.trace, round(args.replicas * 3600 * RATE)), Load(rate=args.replicas * RATE)
-    hour = partial(playing.play, one, Stream(rows, load), load, replicas=args.replicas, detail=0)
+    hour = partial(playing.play, one, Arrivals(rows, load), load, replicas=args.replicas, detail=0)
     timed(f"an hour of {args.replicas} replicas", rows, hour)
 
 

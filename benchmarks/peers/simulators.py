@@ -31,8 +31,8 @@ from headway.core.step import Capabilities
 from headway.engine.references import load_device, load_shape
 from headway.executor.simulated import FixedCosts
 from headway.scheduling.budget import Budget
-from headway.simulate.arrivals import Stream
-from headway.simulate.deploy import Setup, deployed
+from headway.simulate.arrivals import Arrivals
+from headway.simulate.deploy import EngineSetup, deployed
 from headway.simulate.play import play
 from headway.traffic.load import Load, timetable
 from headway.traffic.traces import TraceRow, read_trace
@@ -44,10 +44,10 @@ LIMITS = Capabilities(
 
 
 def ours(rows: list[TraceRow], load: Load) -> dict[str, float]:
-    base = deployed(load_shape("llama-3.1-8b"), load_device("h100-sxm"), 1, Setup("fcfs", prefix_cache=False))
+    base = deployed(load_shape("llama-3.1-8b"), load_device("h100-sxm"), 1, EngineSetup("fcfs", prefix_cache=False))
     one = msgspec.structs.replace(base, limits=LIMITS, budget=Budget(), model=COSTS)
     begin, cpu = time.perf_counter(), time.process_time()
-    summary = play(one, Stream(rows, load), load, detail=0).summary
+    summary = play(one, Arrivals(rows, load), load, detail=0).summary
     took = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - begin}
     return took | {name: summary[f"{name}_ms"]["mean"] / 1e3 for name in ("ttft", "e2e")}
 
