@@ -54,7 +54,8 @@ class Background:
 
     def _run(self, server: Server, body: dict[str, Any], path: str) -> None:
         try:
-            self.response = server.post(path, body)
+            limit = {"max_tokens": 4000} if path == TEXT else {}
+            self.response = server.post(path, {**limit, **body})
         except Exception as error:
             self.error = error
 

@@ -18,7 +18,7 @@ from headway.serve.admission import MAX_RETRY_AFTER, Backlog
 from headway.serve.dialects.openai.completion_logprobs import CompletionLogprobs, joined
 from headway.serve.encode import Template, event, hole
 from headway.serve.errors import ApiError
-from headway.serve.logprobs import entries
+from headway.serve.logprobs import ShownToken, entries, named_tokens
 from headway.serve.metrics import Histogram, HttpDone, Metrics, ServerMetrics, gauges, render
 from tests.serve.conftest import parse_metrics
 from tests.serve.scripted import ByteTokenizer
@@ -126,10 +126,14 @@ def at(token: int, logprob: float = -1.0, *top: tuple[int, float]) -> TokenLogpr
     return TokenLogprobs(token, logprob, 1, top)
 
 
+def shown(*positions: TokenLogprobs) -> list[ShownToken]:
+    return named_tokens(ByteTokenizer(), positions)
+
+
 def test_offsets_count_characters_as_the_text_has_them() -> None:
     data = "aé".encode() + b"\xf0\x9f" + b"b" + b"\x80" + b"c"
     text = data.decode(errors="replace")
-    lists = joined([CompletionLogprobs(ByteTokenizer(), 0, 0).piece([at(byte) for byte in data])])
+    lists = joined([CompletionLogprobs(ByteTokenizer(), 0, 0).piece(shown(*[at(byte) for byte in data]))])
     assert text == "aé\ufffdb\ufffdc"
     assert lists["text_offset"] == [0, 1, 1, 2, 2, 3, 4, 5]
     assert lists["tokens"] == ["a", r"bytes:\xc3", r"bytes:\xa9", r"bytes:\xf0", r"bytes:\x9f", "b", r"bytes:\x80", "c"]
@@ -137,12 +141,12 @@ def test_offsets_count_characters_as_the_text_has_them() -> None:
 
 def test_a_start_token_that_is_not_in_the_text_has_no_width() -> None:
     lists = CompletionLogprobs(ByteTokenizer(), 1, 0)
-    pieces = [lists.first(256, hidden=True), lists.piece([at(97, -0.5, (98, -0.1)), at(99)])]
+    pieces = [lists.first(256, hidden=True), lists.piece(shown(at(97, -0.5, (98, -0.1)), at(99)))]
     assert joined(pieces)["text_offset"] == [0, 0, 1]
     assert joined(pieces)["top_logprobs"] == [None, {"a": -0.5, "b": -0.1}, {"c": -1.0}]
 
 
 def test_chat_logprobs_have_raw_bytes_and_no_infinities() -> None:
-    (entry,) = entries(ByteTokenizer(), [at(0xC3, -0.5, (0xC3, -0.5), (97, float("-inf")), (98, -2.0))], 2)
+    (entry,) = entries(ByteTokenizer(), shown(at(0xC3, -0.5, (0xC3, -0.5), (97, float("-inf")), (98, -2.0))), 2)
     assert entry["token"] == r"\xc3" and entry["bytes"] == [0xC3]
     assert [(top["token"], top["logprob"]) for top in entry["top_logprobs"]] == [(r"\xc3", -0.5), ("a", -9999.0)]
