@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 ARCHITECTURES = {
     "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss",
-    "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
+    "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "olmoe": "olmoe", "granitemoe": "granitemoe",
 }  # fmt: skip
 
 
@@ -60,12 +60,17 @@ def _metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         next(config[n] for n in ("num_experts", "num_local_experts", "n_routed_experts") if n in config)
     )
     writer.add_expert_used_count(config["num_experts_per_tok"])
-    if config["model_type"] != "mixtral":
+    if config["model_type"] not in ("mixtral", "olmoe", "granitemoe"):
         writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
     if "shared_expert_intermediate_size" in config:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     if config.get("sliding_window") and config["model_type"] == "gpt_oss":
         writer.add_sliding_window(config["sliding_window"])
+    if config["model_type"] == "granitemoe":
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
     rope = config["rope_parameters"]
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "yarn":
@@ -111,7 +116,7 @@ ROLES = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj":
 
 def _converted(tensors: dict[str, np.ndarray], config: dict[str, Any], older: bool) -> Iterator[tuple[str, np.ndarray]]:
     """(name, tensor): experts merged, gpt-oss' gates apart, keys' and values' projections of latent attention apart,
-    rows of Mixtral's queries and keys permuted."""
+    rows of Mixtral's and Granite's queries and keys permuted."""
     merged: dict[str, dict[int, np.ndarray]] = {}
     for name, x in tensors.items():
         layer = name.split(".")[2] if name.startswith("model.layers.") else ""
@@ -125,6 +130,11 @@ def _converted(tensors: dict[str, np.ndarray], config: dict[str, Any], older: bo
         elif name.endswith(("experts.down_proj", "experts.down_proj_bias")):
             kind, x = ("weight", x.swapaxes(1, 2)) if x.ndim == 3 else ("bias", x)
             yield f"blk.{layer}.ffn_down_exps.{kind}", x
+        elif name.endswith("input_linear.weight"):
+            for role, half in zip(("gate", "up"), np.split(x, 2, axis=1), strict=True):
+                yield f"blk.{layer}.ffn_{role}_exps.weight", half
+        elif name.endswith("output_linear.weight"):
+            yield f"blk.{layer}.ffn_down_exps.weight", x
         elif name.endswith("kv_b_proj.weight") and not older:
             heads, plain = config["num_attention_heads"], config["qk_nope_head_dim"]
             keys, values = np.split(x.reshape(heads, -1, x.shape[-1]), [plain], axis=1)
@@ -132,7 +142,7 @@ def _converted(tensors: dict[str, np.ndarray], config: dict[str, Any], older: bo
             yield f"blk.{layer}.attn_v_b.weight", values
         elif name.endswith("e_score_correction_bias"):
             yield f"blk.{layer}.exp_probs_b.bias", x
-        elif config["model_type"] == "mixtral" and ("q_proj" in name or "k_proj" in name):
+        elif config["model_type"] in ("mixtral", "granitemoe") and ("q_proj" in name or "k_proj" in name):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             half = x.shape[0] // heads // 2
             yield name, x.reshape(heads, 2, half, -1).swapaxes(1, 2).reshape(x.shape)

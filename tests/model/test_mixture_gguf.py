@@ -26,6 +26,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2_moe": MIXTURES["qwen2_moe listed"] | {"mlp_only_layers": []},
     "qwen3_moe": MIXTURES["qwen3_moe"] | {"use_sliding_window": False},
     "gpt_oss": MIXTURES["gpt_oss"] | {"rope_parameters": PLAIN_YARN, "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+    "olmoe": MIXTURES["olmoe"] | {"norm_topk_prob": False},
+    "granitemoe": MIXTURES["granitemoe"] | {"attention_bias": False},
     "deepseek_v2": MIXTURES["deepseek_v2"],
     "deepseek_v2 groups": MIXTURES["deepseek_v2 groups"] | {
         "rope_parameters": SAME, "attention_bias": False, "mlp_bias": False,
