@@ -136,6 +136,14 @@ VARIANTS |= {
         "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0, "partial_rotary_factor": 0.5},
     },
+    "falcon": {"model_type": "falcon", "layer_norm_epsilon": 1e-3, "tie_word_embeddings": True},
+    "falcon untied": {"model_type": "falcon", "multi_query": False, "bias": True, "ffn_hidden_size": 80},
+    "falcon in turn": {"model_type": "falcon", "parallel_attn": False, "activation": "gelu_new"},
+    "falcon 40b": {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon2": {
+        "model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1,
+        "bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
     "phi": {"model_type": "phi", "partial_rotary_factor": 0.4, "layer_norm_eps": 1e-3},
     "phi normed": {"model_type": "phi", "qk_layernorm": True, "hidden_act": "gelu"},
     "stablelm": {"model_type": "stablelm", "layer_norm_eps": 1e-3, "use_qkv_bias": True},
@@ -158,7 +166,7 @@ VARIANTS |= {
 }  # fmt: skip
 NOT_IN_GGUF = {
     "smollm3 listed", "smollm3 window", "starcoder2 window", "gpt2 untied", "gpt_neox in turn", "phi normed",
-    "stablelm normed", "cohere2", "glm", "nemotron biases",
+    "stablelm normed", "cohere2", "glm", "nemotron biases", "falcon in turn",
     "mistral window", "qwen2 window", "qwen3 window",
     "ministral window", "olmo3 window", "gemma2 uncapped", "gemma3_text capped",
 }  # fmt: skip
@@ -271,7 +279,9 @@ def to_gguf(folder: Path, path: Path, kind: str = "F32", mixed: Mapping[str, str
         if family == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
             tensor = tensor.T
         if "query_key_value" in name:
-            tensor = tensor.reshape(heads, 3, head_dim, -1).swapaxes(0, 1).reshape(tensor.shape)
+            each = heads // kv_heads  # queries, key and value of every key/value head
+            parts = np.split(tensor.reshape(kv_heads, each + 2, head_dim, -1), [each, each + 1], axis=1)
+            tensor = np.concatenate([part.reshape(-1, *tensor.shape[1:]) for part in parts])
         if family in ("llama", "smollm3", "granite") and ("q_proj" in name or "k_proj" in name):
             n = heads if "q_proj" in name else kv_heads
             tensor = tensor.reshape(n, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
@@ -294,7 +304,7 @@ ARCHITECTURES = {
     "mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2",
     "phi": "phi2", "gpt_neox": "gptneox", "cohere": "command-r",
 }  # fmt: skip
-LAYER_NORMED = {"gpt2", "gptneox", "phi2", "stablelm", "starcoder2", "command-r", "nemotron"}
+LAYER_NORMED = {"falcon", "gpt2", "gptneox", "phi2", "stablelm", "starcoder2", "command-r", "nemotron"}
 
 
 def _add_scales(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -311,7 +321,7 @@ def _add_scales(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         "use_parallel_residual": writer.add_parallel_residual,
     }
     for field, add in adders.items():
-        if config.get(field) is not None and not config["model_type"].startswith("qwen"):
+        if config.get(field) is not None and not config["model_type"].startswith(("qwen", "falcon")):
             add(config[field])
     ropes = config.get("rope_parameters", {})
     if "sliding_attention" in ropes:

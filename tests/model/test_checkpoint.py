@@ -61,6 +61,7 @@ def change(path: Path, **fields: Any) -> None:
         ({"residual_multiplier": 0.5}, "residual_multiplier: 0.5 is not supported"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0 is not supported"),
         ({"clip_qkv": 8.0}, "clip_qkv: 8.0 is not supported for this kind of model"),
+        ({"alibi": True}, "alibi: True is not supported for this kind of model"),
         ({"query_pre_attn_scalar": 256}, "query_pre_attn_scalar: 256 is not supported"),
         ({"num_local_experts": 8}, "num_local_experts: 8 is not supported"),
         ({"sliding_window": 4096}, "sliding_window: 4096 is not supported"),

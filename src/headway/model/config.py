@@ -91,7 +91,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_experts": (0,), "attn_logit_softcapping": (), "final_logit_softcapping": (), "logits_scaling": (1,),
     "residual_multiplier": (1,), "embedding_multiplier": (1,), "rope_interleaved": (False,), "sliding_window": (),
     "attention_multiplier": (), "query_pre_attn_scalar": (), "use_bidirectional_attention": (False,),
-    "clip_qkv": (),
+    "clip_qkv": (), "alibi": (False,),
 }  # fmt: skip
 
 # Key in a GGUF's architecture namespace -> the field of a config.json that says the same.

@@ -3,24 +3,17 @@ values lie together (Black et al. 2022)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from headway.model import llama, parallel
 from headway.model.checkpoint import Checkpoint
-from headway.model.config import Conventions, DecoderConfig, decoder_config, stated
+from headway.model.config import Conventions, decoder_config, stated
 from headway.model.family import Decoder, decoder_of
-from headway.ops.weight import Weight
+from headway.model.tensors import cut_heads
 
 CONVENTIONS = Conventions(
     understood=frozenset({"mlp_bias", "partial_rotary_factor"}),
     gguf={"use_parallel_residual": "use_parallel_residual"},
     layer_norms=True,
 )
-
-
-def cut_heads(fused: Weight, config: DecoderConfig) -> Mapping[str, Weight]:
-    """Rows of the first head's queries, keys and values, then of the next head's."""
-    return {role: fused.dealt(part, 3, config.head_dim) for part, role in enumerate("qkv")}
 
 
 def decoder(checkpoint: Checkpoint) -> Decoder:

@@ -39,6 +39,7 @@ _MODULES = {
     "deepseek_v2": ("deepseek_v2",),
     "deepseek_v3": ("deepseek_v3",),
     "exaone4": ("exaone4",),
+    "falcon": ("falcon", "falcon_40b"),
     "gemma": ("gemma",),
     "gemma2": ("gemma2",),
     "gemma3": ("gemma3", "gemma3_text"),

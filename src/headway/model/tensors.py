@@ -43,6 +43,13 @@ def cut_qkv(fused: Weight, config: DecoderConfig) -> Mapping[str, Weight]:
     return {"q": fused.rows(0, keys), "k": fused.rows(keys, values), "v": fused.rows(values, fused.shape[0])}
 
 
+def cut_heads(fused: Weight, config: DecoderConfig) -> Mapping[str, Weight]:
+    """Rows of the queries, the key and the value of the first key/value head, then of the next head's."""
+    queries = config.heads // config.kv_heads
+    places = {"q": (0, queries), "k": (queries, 1), "v": (queries + 1, 1)}
+    return {role: fused.dealt(first, queries + 2, config.head_dim, many) for role, (first, many) in places.items()}
+
+
 def cut_gate_up(fused: Weight, config: DecoderConfig) -> Mapping[str, Weight]:
     """Rows of gates, then of what they gate."""
     gates = config.intermediate_size

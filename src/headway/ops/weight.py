@@ -103,14 +103,15 @@ class Weight:
             origin=self.origin and self.origin.part(start * size, (stop - start) * size),
         )
 
-    def dealt(self, part: int, parts: int, run: int) -> Weight:
-        """The rows of one of `parts` among which all rows are dealt, `run` at a time, as a view."""
-        turns = self.shape[0] // (parts * run)
+    def dealt(self, part: int, parts: int, run: int, several: int = 1) -> Weight:
+        """The rows of one of `parts` among which all rows are dealt, `run` at a time, or of `several` parts from that
+        one on, as a view."""
+        turns, end = self.shape[0] // (parts * run), part + several
         return replace(
             self,
             name=f"{self.name}[{part} of {parts} by {run}]",
-            shape=(turns * run, *self.shape[1:]),
-            data=self._view(self.bytes // parts, lambda: self.data.reshape(turns, parts, -1)[:, part]),
+            shape=(turns * several * run, *self.shape[1:]),
+            data=self._view(self.bytes // parts * several, lambda: self.data.reshape(turns, parts, -1)[:, part:end]),
         )
 
     def transposed(self) -> Weight:

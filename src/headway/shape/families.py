@@ -6,7 +6,7 @@ new family of the common kind is a new row. Checked tensor by tensor against che
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,6 +48,7 @@ class Family:
         inner: intermediate_size, in widths of the model, where config.json leaves it out.
         unread: fields that the config class has no use for.
         fields: (a field as Llama's config.json calls it, its name in this family's).
+        implied: what follows from a config's fields, as further ones under Llama's names.
         names: (a part of a tensor's name as a Llama's folder has it, what stands there instead).
         in_gguf: what forward passes know a tensor as -> its name in GGUF files, where that is not as in the others.
     """
@@ -77,6 +78,7 @@ class Family:
     inner: int = 0
     unread: tuple[str, ...] = ()
     fields: tuple[tuple[str, str], ...] = ()
+    implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
     names: tuple[tuple[str, str], ...] = ()
     in_gguf: Mapping[str, str] = field(default_factory=dict)
 
@@ -92,12 +94,20 @@ class Family:
         if values.get("rope_scaling"):  # the older form of rope_parameters; a default of these does not count beside it
             whole["rope_parameters"] = values.get("rope_parameters")
         whole |= {ours: whole[theirs] for ours, theirs in self.fields if theirs in whole}
-        whole |= dict.fromkeys(self.unread)
+        whole |= dict.fromkeys(self.unread) | dict(self.implied(whole))
         if self.inner and whole.get("intermediate_size") is None and isinstance(whole.get("hidden_size"), int):
             whole["intermediate_size"] = self.inner * whole["hidden_size"]
         return whole
 
 
+def _falcon(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The generations of Falcon: one key/value head for all, some, or one for each query head."""
+    grouped, stated, heads = (values.get(name) for name in ("new_decoder_architecture", "num_kv_heads", HEADS))
+    kv_heads = (stated or heads) if grouped else 1 if values.get("multi_query") else heads
+    return {"num_key_value_heads": kv_heads, "use_parallel_residual": bool(grouped or values.get("parallel_attn"))}
+
+
+HEADS, FALCON_NORMS = "num_attention_heads", "num_ln_in_parallel_attn"
 NO_BIAS: Mapping[str, Any] = {"qkv_bias": False, "o_bias": False}
 TIED = {"tie_word_embeddings": True}
 CONTEXT_2K = {"max_position_embeddings": 2048}
@@ -131,6 +141,22 @@ LAYERNORMS = (("self_attn.q_norm", "self_attn.q_layernorm"), ("self_attn.k_norm"
 LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 # What the heirs of DeepSeek V3 take for fields that they leave out is not what it does itself.
 DEEPSEEK_V3 = Family(experts="mlp", shared="sum", correction=True, fields=(("head_dim", "qk_rope_head_dim"),))
+FALCON = Family(
+    norm_bias=True, plain_mlp=True, fused_qkv=True, shared_norm=True, inner=4, unread=WHOLE_HEADS[:1], implied=_falcon,
+    defaults=TIED | CONTEXT_2K | EPS_5 | {
+        "hidden_act": "gelu", "multi_query": True, "parallel_attn": True, "bias": False,
+    },
+    fields=(
+        ("rms_norm_eps", "layer_norm_epsilon"), ("attention_bias", "bias"), ("mlp_bias", "bias"),
+        ("intermediate_size", "ffn_hidden_size"), ("hidden_act", "activation"),
+    ),
+    names=(
+        ("model.layers.", "transformer.h."), ("model.embed_tokens", "transformer.word_embeddings"),
+        ("model.norm", "transformer.ln_f"), ("self_attn.qkv_proj", "self_attention.query_key_value"),
+        ("self_attn.o_proj", "self_attention.dense"), ("mlp.up_proj", "mlp.dense_h_to_4h"),
+        ("mlp.down_proj", "mlp.dense_4h_to_h"),
+    ),
+)  # fmt: skip
 YARN_OF_GPT_OSS = {
     "rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
@@ -187,6 +213,12 @@ FAMILIES: Mapping[str, Family] = {
             ("self_attn.qkv_proj", "attention.query_key_value"), ("self_attn.o_proj", "attention.dense"),
             ("mlp.up_proj", "mlp.dense_h_to_4h"), ("mlp.down_proj", "mlp.dense_4h_to_h"),
         ),
+    ),
+    "falcon": FALCON,
+    "falcon_40b": replace(
+        FALCON, shared_norm=False,
+        names=(*FALCON.names, ("input_layernorm", "ln_attn"), ("post_attention_layernorm", "ln_mlp")),
+        in_gguf={"attention_norm": "attn_norm_2", "mlp_norm": "attn_norm"},
     ),
     "phi": Family(
         norms=NORMS_2[:1], norm_bias=True, plain_mlp=True, head_bias=True, qk_norm="head",
@@ -330,6 +362,8 @@ def language_model(fields: Fields) -> Fields:
         fields = Fields({**outside, **inner.values, **tied}, inner.where, fields.error)
     name = fields.values.get("model_type")
     name = RENAMED.get(name, name) if isinstance(name, str) else name
+    if name == "falcon" and fields.flag("new_decoder_architecture") and fields.values.get(FALCON_NORMS, 2) in (None, 2):
+        name = "falcon_40b"
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
         return fields
