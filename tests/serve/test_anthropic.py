@@ -105,7 +105,8 @@ def test_why_it_stopped(server: Server) -> None:
     assert asked(max_tokens=2)["stop_reason"] == "max_tokens"
     full = asked(max_tokens=32000, messages=[{"role": "user", "content": "count"}])
     assert full["stop_reason"] == "model_context_window_exceeded"
-    assert full["usage"]["input_tokens"] + full["usage"]["output_tokens"] == 4096
+    usage = full["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["output_tokens"] == 4096
 
 
 def test_blocks_of_a_conversation(server: Server) -> None:

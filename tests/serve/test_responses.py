@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -121,7 +123,9 @@ def test_calls_and_their_results_are_turns(server: Server) -> None:
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ({"reasoning": {"effort": "enormous"}}, "reasoning.effort"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"include": ["file_search_call.results"]}, "include"),
@@ -149,10 +153,21 @@ def test_a_failure_ends_a_stream(server: Server) -> None:
 def test_what_is_kept_is_bounded() -> None:
     kept = Conversations()
     for number in range(MAX_CONVERSATIONS + 5):
-        kept.put(str(number), [Message("user", "a")])
-    assert kept.get("5") == [Message("user", "a")]
+        kept.put("a", str(number), [Message("user", "a")])
+    assert kept.get("a", "5") == [Message("user", "a")]
     with pytest.raises(Exception, match="no such response"):
-        kept.get("4")
-    kept.put("large", [Message("user", "a" * (33 << 20))])
+        kept.get("a", "4")
+    kept.put("a", "large", [Message("user", "a" * (33 << 20))])
     with pytest.raises(Exception, match="no such response"):
-        kept.get("large")
+        kept.get("a", "large")
+
+
+def test_a_conversation_is_its_keys_alone(start: Callable[..., Server], tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-one\nsk-two\n")
+    server = start(api_key_file=str(keys))
+    one, two = (openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) for key in ("sk-one", "sk-two"))
+    first = one.responses.create(model="scripted", input="say:secret")
+    with pytest.raises(openai.NotFoundError, match="no such response"):
+        two.responses.create(model="scripted", input="say:a", previous_response_id=first.id)
+    assert one.responses.create(model="scripted", input="say:b", previous_response_id=first.id).output_text == "b"

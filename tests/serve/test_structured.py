@@ -121,3 +121,25 @@ def test_a_large_schema_holds_up_nobody(tiny: Server) -> None:
         assert tiny.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 2}).status_code == 200
         answered.append(time.monotonic())
     assert sum(moment < done[0] for moment in answered) >= 2
+
+
+def _person(text: str) -> None:
+    person = json.loads(text)
+    assert person.keys() == {"name", "age"} and 0 <= person["age"] <= 99
+
+
+def test_every_api_binds_its_answers(tiny: Server, sdk: openai.OpenAI) -> None:
+    flat: Any = {"type": "json_schema", "name": "person", "schema": SCHEMA}
+    answer = sdk.responses.create(model="tiny", input="Anyone.", text={"format": flat}, max_output_tokens=120)
+    assert answer.status == "completed"
+    _person(answer.output_text)
+    for given in ({"output_config": {"format": flat}}, {"output_format": flat}):
+        body = {"model": "tiny", "messages": USER, "max_tokens": 120, **given}
+        message = tiny.post("/v1/messages", body).json()
+        assert message["stop_reason"] == "end_turn", message
+        _person(message["content"][0]["text"])
+    for path, ask in (("/api/chat", {"messages": USER}), ("/api/generate", {"prompt": "Anyone."})):
+        body = {"model": "tiny", "stream": False, "format": SCHEMA, "options": {"num_predict": 120}, **ask}
+        line = tiny.post(path, body).json()
+        assert line["done_reason"] == "stop", line
+        _person(line["message"]["content"] if path == "/api/chat" else line["response"])

@@ -72,7 +72,7 @@ class Answers:
     def __init__(self, llm: LLM) -> None:
         engine = llm.engine
         self.name = engine.info.name
-        self.conversations = Conversations()
+        self.conversations = Conversations().of("")
         self.models = [self]
         self.reader = PromptReader(ModelText(engine.info), engine.max_model_len, engine.default_params)
 

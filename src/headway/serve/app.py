@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 class Api:
-    """The handlers and what they share; a `Host` to the dialects.
+    """The handlers and what they share.
 
     Args:
         models: one or more; requests name theirs.
@@ -113,7 +113,7 @@ class Api:
         if endpoint.body is None:
 
             async def get(request: Request) -> Response:
-                return _json(endpoint.answer(request.path_params, self))
+                return _json(endpoint.answer(request.path_params, _Caller(self, request.scope["headway.tenant"])))
 
             return Route(endpoint.path, get)
         decoder = msgspec.json.Decoder(endpoint.body)
@@ -132,7 +132,7 @@ class Api:
         def work() -> Answer | AdapterChange | CacheQuestion | bytes:
             body, left_out = decoded(raw, decoder, self._strict)
             headers.extend(ignored_header(left_out))
-            value = endpoint.answer(body, self)
+            value = endpoint.answer(body, _Caller(self, tenant))
             if isinstance(value, Query):
                 return self._named(value.model).reader.answer(value, tenant, arrival, deadline)
             return value if isinstance(value, AdapterChange | CacheQuestion) else json_bytes(value)
@@ -249,6 +249,15 @@ def _deadline(given: str | None) -> float | None:
     if seconds is not None and not 0 < seconds <= MAX_DEADLINE:
         raise BadInput(DEADLINE_HEADER, f"{shown(given)} is not a number of seconds above 0 and up to {MAX_DEADLINE:g}")
     return seconds
+
+
+class _Caller:
+    """The server as one key sees it: a `Host` to the dialects."""
+
+    def __init__(self, api: Api, tenant: str) -> None:
+        self.models, self.created, self.lora_folder = api.models, api.created, api.lora_folder
+        self.find = api.find
+        self.conversations = api.conversations.of(tenant)
 
 
 class Gate:

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from headway.core.errors import BadInput, shown
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -97,10 +99,23 @@ class Reasoning:
 
     def variables(self) -> dict[str, Any]:
         """What chat templates of such models call it; others do not look."""
-        return {} if self.enabled is None else {"enable_thinking": self.enabled}
+        named = {} if self.enabled is None else {"enable_thinking": self.enabled}
+        return named if self.effort in (None, "none") else {**named, "reasoning_effort": self.effort}
 
 
 AS_IT_DOES = Reasoning()
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+def effort(given: str | None, field: str) -> Reasoning:
+    """How much a model is to think, in OpenAI's words; "none" turns it off where that is possible.
+
+    Raises:
+        BadInput: it is none of `EFFORTS`.
+    """
+    if given is not None and given not in EFFORTS:
+        raise BadInput(field, f"{shown(given)} is not one of {', '.join(EFFORTS)}")
+    return Reasoning(enabled=False if given == "none" else None, effort=given)
 
 
 def template_messages(messages: Sequence[Message], knows_developer: bool) -> list[dict[str, Any]]:

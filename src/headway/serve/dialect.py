@@ -18,7 +18,7 @@ from headway.cache.explain import Explanation
 from headway.engine.ipc import Ready
 from headway.engine.messages import LoadAdapter, UnloadAdapter
 from headway.serve.errors import ApiError
-from headway.serve.store import Conversations
+from headway.serve.store import Kept
 from headway.serve.text import PromptReader
 
 
@@ -53,12 +53,12 @@ class Host(Protocol):
     Attributes:
         created: when the server started, Unix seconds.
         lora_folder: where LoRA adapters may be loaded from on request; None = nowhere.
-        conversations: those that a request may go on from.
+        conversations: those that the request may go on from, which are its key's.
     """
 
     created: int
     lora_folder: Path | None
-    conversations: Conversations
+    conversations: Kept
 
     @property
     def models(self) -> Sequence[ModelHost]: ...

@@ -57,6 +57,35 @@ def response_format(value: Any) -> Grammar:
     raise BadInput("response_format", f"its type {shown(kind)} is not one of text, json_object, json_schema")
 
 
+def flat_format(value: Any, field: str) -> Grammar | None:
+    """As newer APIs say it: {"type": "json_schema", "schema": ...}, or json_object, or text (None).
+
+    Args:
+        field: what the API calls it.
+    """
+    if value in NEUTRAL:
+        return None
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "json_object":
+        return Grammar.json_object()
+    if kind != "json_schema":
+        raise BadInput(field, f"its type {shown(kind)} is not one of text, json_object, json_schema")
+    if "schema" not in value:
+        raise BadInput(field, "it must have the schema in its field schema")
+    return _of_kind("json", value["schema"], field)
+
+
+def named_or_schema(value: Any, field: str) -> Grammar | None:
+    """As Ollama says it: "json" for any object, or a schema; "" is none."""
+    if value in (None, ""):
+        return None
+    if value == "json":
+        return Grammar.json_object()
+    if not isinstance(value, dict):
+        raise BadInput(field, f'{shown(value)} is neither "json" nor a JSON schema')
+    return _of_kind("json", value, field)
+
+
 def _structured_outputs(value: dict[str, Any]) -> Grammar:
     given = {kind: what for kind, what in value.items() if what not in (None, False)}
     unknown = given.keys() - set(_KINDS)

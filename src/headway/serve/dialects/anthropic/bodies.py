@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.core.grammar import Grammar
 from headway.core.request import SamplingParams
 from headway.serve.conversation import Message, Reasoning, Tool, ToolCall, ToolChoice
 from headway.serve.dialect import known_fields, refuse
 from headway.serve.errors import ApiError
+from headway.serve.structured import flat_format
 from headway.serve.tools import MAX_TOOLS
 
 # Would change the answer, and are not built: refused unless null or one of these values that ask for nothing.
-REFUSED: dict[str, tuple[Any, ...]] = {"mcp_servers": ([],), "container": (), "output_format": ()}
+REFUSED: dict[str, tuple[Any, ...]] = {"mcp_servers": ([],), "container": ()}
 # Who asks, where and how it is billed, and what is cached: a prefix is cached here whether or not it is marked.
 IGNORED = (
     "metadata", "service_tier", "cache_control", "inference_geo", "speed", "diagnostics", "user_profile_id",
@@ -108,6 +110,7 @@ class CountRequest(_Known, forbid_unknown_fields=True, kw_only=True):
     tool_choice: ToolChoiceParam | None = None
     thinking: ThinkingParam | None = None
     output_config: OutputConfig | None = None
+    output_format: Any = None
     context_management: ContextManagement | None = None
 
     def check(self) -> None:
@@ -116,8 +119,6 @@ class CountRequest(_Known, forbid_unknown_fields=True, kw_only=True):
             ApiError: a field asks for something this server cannot do.
         """
         refuse(self, REFUSED)
-        if self.output_config is not None:
-            refuse(self.output_config, {"format": ()}, "output_config.")
         for number, edit in enumerate(self.context_management.edits if self.context_management else ()):
             if edit.type not in KEEPS_ALL or edit.keep != "all":
                 param = f"context_management.edits[{number}]"
@@ -174,6 +175,11 @@ class CountRequest(_Known, forbid_unknown_fields=True, kw_only=True):
         if not tools:
             raise BadInput("tool_choice", "there are no tools that could be called")
         return ToolChoice("required", given.name if given.type == "tool" else None, parallel=parallel)
+
+    def grammar(self) -> Grammar | None:
+        """What `output_config.format`, or `output_format` as it was called before, asks for."""
+        old = flat_format(self.output_format, "output_format")
+        return old or flat_format(self.output_config.format if self.output_config else None, "output_config.format")
 
     def reasoning(self) -> Reasoning:
         """

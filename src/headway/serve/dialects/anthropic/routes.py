@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from headway.serve.answer import Query
 from headway.serve.dialect import Endpoint, Host, ModelHost
 from headway.serve.dialects.anthropic.bodies import CountRequest, MessagesRequest
@@ -18,7 +20,8 @@ def messages(body: MessagesRequest, host: Host) -> Query:
         **fields,
         tool_choice=body.choice(),
         reasoning=reasoning,
-        params=body.sampling_params(model.reader.default_params),
+        params=replace(body.sampling_params(model.reader.default_params), grammar=body.grammar()),
+        grammar_field="output_config.format",
         max_tokens=body.max_tokens,
         to_context=True,
         stream=bool(body.stream),

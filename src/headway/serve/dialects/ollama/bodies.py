@@ -21,8 +21,6 @@ MAX_TOP_LOGPROBS = 20
 
 # Would change the answer, and are not built: refused unless null or one of these values that ask for nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "format": ("",),
-    "think": (False,),
     "images": ([],),
     "suffix": ("",),
     "template": ("",),
@@ -77,6 +75,15 @@ class _Body(_Known, forbid_unknown_fields=True, kw_only=True):
     options: Options | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    format: Any = None
+    think: bool | str | None = None
+
+    @property
+    def thinking(self) -> conversation.Reasoning:
+        """What `think` asks for: whether, or how much."""
+        if isinstance(self.think, str):
+            return conversation.effort(self.think, "think")
+        return conversation.Reasoning(self.think, shown=self.think is not False)
 
     @property
     def streams(self) -> bool:

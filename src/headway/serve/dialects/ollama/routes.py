@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 import headway
 from headway.serve.answer import Query
@@ -23,6 +24,7 @@ from headway.serve.dialects.ollama.bodies import (
 )
 from headway.serve.dialects.ollama.format import LineFormat
 from headway.serve.encode import timestamp
+from headway.serve.structured import named_or_schema
 from headway.serve.tools import tools_of
 
 LINES = "application/x-ndjson"
@@ -50,10 +52,13 @@ def _common(body: OllamaChatRequest | OllamaGenerateRequest, host: Host, chat: b
     refuse(body, REFUSED)
     refuse(options, REFUSED_OPTIONS, "options.")
     model, adapter = _found(host, body.model)
+    params = sampling_params(options, body.alternatives, model.reader.default_params)
     return {
         "model": model.name,
         "adapter": adapter,
-        "params": sampling_params(options, body.alternatives, model.reader.default_params),
+        "params": replace(params, grammar=named_or_schema(body.format, "format")),
+        "grammar_field": "format",
+        "reasoning": body.thinking,
         "max_tokens": max_tokens(options),
         "max_context": options.num_ctx,
         "stream": body.streams,

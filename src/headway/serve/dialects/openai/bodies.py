@@ -36,7 +36,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "web_search_options": (),
     "moderation": (),
-    "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "suffix": ("",),
     "typical_p": (1,),
@@ -159,6 +158,7 @@ class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     tools: list[ToolBody] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
 
     def limit(self) -> int | None:
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:

@@ -12,6 +12,7 @@ import msgspec
 from headway.core.errors import BadInput, shown
 from headway.engine.messages import LoadAdapter, UnloadAdapter
 from headway.serve.answer import Query
+from headway.serve.conversation import effort
 from headway.serve.dialect import AdapterChange, Endpoint, Host, ModelHost
 from headway.serve.dialects.openai.bodies import (
     MAX_ROWS,
@@ -44,7 +45,8 @@ def chat(body: ChatRequest, host: Host) -> Query:
     choice = tool_choice_of(body.tool_choice, body.parallel_tool_calls, tools)
     return Query(
         messages=conversation(body.messages), ending=ending(body), variables=body.chat_template_kwargs or {},
-        tools=tools, tool_choice=choice, field="messages", id_prefix="chatcmpl-", format=make, **fields,
+        tools=tools, tool_choice=choice, reasoning=effort(body.reasoning_effort, "reasoning_effort"), field="messages",
+        id_prefix="chatcmpl-", format=make, **fields,
     )  # fmt: skip
 
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.core.grammar import Grammar
 from headway.core.request import SamplingParams
-from headway.serve.conversation import Message, Reasoning, Tool, ToolCall, ToolChoice
+from headway.serve.conversation import Message, Reasoning, Tool, ToolCall, ToolChoice, effort
 from headway.serve.dialect import known_fields, refuse
 from headway.serve.errors import ApiError
+from headway.serve.structured import flat_format
 from headway.serve.tools import MAX_TOOLS
 
 MAX_TOP_LOGPROBS = 20
@@ -110,7 +112,7 @@ class ResponsesRequest(_Known, forbid_unknown_fields=True, kw_only=True):
         """
         refuse(self, REFUSED)
         if self.text is not None:
-            refuse(self.text, {"format": ({"type": "text"},), "verbosity": ("medium",)}, "text.")
+            refuse(self.text, {"verbosity": ("medium",)}, "text.")
         for name in self.include or ():
             if name != LOGPROBS and name not in NEVER_THERE:
                 raise BadInput("include", f"{name[:60]!r} is not supported by this server; leave it out")
@@ -186,9 +188,12 @@ class ResponsesRequest(_Known, forbid_unknown_fields=True, kw_only=True):
             raise BadInput("tool_choice", f"{given[:40]!r} is not none, auto, a function, or required with tools")
         return ToolChoice(given, parallel=several)  # type: ignore[arg-type]
 
+    def grammar(self) -> Grammar | None:
+        """What `text.format` asks for."""
+        return flat_format(self.text.format if self.text else None, "text.format")
+
     def thinking(self) -> Reasoning:
-        effort = self.reasoning.effort if self.reasoning else None
-        return Reasoning(enabled=False if effort == "none" else None, effort=effort)
+        return effort(self.reasoning.effort if self.reasoning else None, "reasoning.effort")
 
 
 def _joined(first: Message, second: Message) -> Message:
