@@ -16,6 +16,7 @@ import pytest
 from headway import LLM
 from headway.cli.batch import BatchLine, encode, open_batch, run
 from headway.core.errors import BadInput
+from headway.core.grammar import Grammar
 from headway.core.request import Finish, SamplingParams
 from headway.engine.results import Choice, Completion
 from tests.serve.conftest import write_tiny_checkpoint
@@ -45,6 +46,9 @@ def opened(tmp_path: Path, line: dict[str, Any]) -> BatchLine:
             [{"role": "system", "content": "a"}, *HI],
             {},
         ),
+        (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, HI, {"grammar": Grammar.json_object()}),
+        (CHAT, {"messages": HI, "guided_regex": "a+"}, HI, {"grammar": Grammar.regex("a+")}),
+        (CHAT, {"messages": HI, "thinking_token_budget": 9}, HI, {"thinking_budget": 9}),
         (TEXT, {"prompt": "One,", "stop": "four", "temperature": 1}, "One,", {"stop": ("four",), "temperature": 1.0}),
         (TEXT, {"prompt": [1, 2], "echo": True, "logprobs": 0}, [1, 2], {"logprobs": 0, "prompt_logprobs": 0}),
     ],
@@ -125,7 +129,15 @@ def test_the_last_line_sums_up_and_ctrl_c_says_what_is_kept(tmp_path: Path) -> N
 def test_answers_to_openais_lines_are_as_its_output_files_have_them(tmp_path: Path) -> None:
     write_tiny_checkpoint(tmp_path)
     given, made = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    chat = {"model": "gpt", "messages": HI, "max_tokens": 3, "logprobs": True, "top_logprobs": 1, "n": 2}
+    chat = {
+        "model": "gpt",
+        "messages": HI,
+        "max_tokens": 3,
+        "min_tokens": 3,
+        "logprobs": True,
+        "top_logprobs": 1,
+        "n": 2,
+    }
     text = {"prompt": "the fox", "max_tokens": 3, "temperature": 0, "echo": True, "logprobs": 1}
     lines = [
         {"custom_id": "a", "method": "POST", "url": CHAT, "body": chat},

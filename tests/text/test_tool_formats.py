@@ -106,7 +106,7 @@ def test_a_free_text_may_call_in_no_other_way(format: ToolFormat) -> None:
 
 @pytest.mark.parametrize(
     ("template", "name"),
-    [("qwen25", "hermes"), ("llama31", "llama"), ("mistral", "mistral"), ("gemma", "gemma"), ("smollm2", "hermes")],
+    [("qwen25", "hermes"), ("llama31", "llama"), ("mistral", "hermes"), ("gemma", "hermes"), ("smollm2", "hermes")],
 )
 def test_templates_tell_their_format(template: str, name: str) -> None:
     folder = Path(__file__).parents[1] / "data" / "templates"
@@ -117,3 +117,14 @@ def test_a_format_has_a_name() -> None:
     assert named("llama").name == "llama"
     with pytest.raises(BadInput, match=r"--tool-parser: 'x' is not one of harmony"):
         named("x")
+
+
+@FORMAT
+def test_one_call_at_most_where_they_may_not_be_parallel(format: ToolFormat) -> None:
+    grammar = free_grammar(format, TOOLS, CONTROL, parallel=False)
+    if grammar is None:
+        assert not format.trigger
+        return
+    call, two = written(format, ("weather", WEATHER)), written(format, ("weather", WEATHER), ("weather", WEATHER))
+    assert follows(grammar.source, "Hello.\n") and follows(grammar.source, f"Let me see. {call}")
+    assert not follows(grammar.source, two)

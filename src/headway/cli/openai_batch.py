@@ -31,7 +31,10 @@ ANY_VOCABULARY = 1 << 31  # ids are checked once the model is there
 KINDS = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
 # Fields of the bodies that have another name here.
 PARAMETER_OF = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs", "echo": "prompt_logprobs"}
-NEED_MODEL = ("tools", "bad_words", "truncate_prompt_tokens", "chat_template_kwargs")  # to be read, or a server
+NEED_MODEL = (  # to be read, or a server
+    "tools", "bad_words", "truncate_prompt_tokens", "chat_template_kwargs", "continue_final_message",
+    "reasoning_effort", "priority",
+)  # fmt: skip
 SAMPLING = frozenset(SamplingParams.__struct_fields__)
 
 
@@ -53,7 +56,8 @@ def read(fields: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
             raise BadInput(name, "not supported in batches; leave it out")
     params = sampling_params(request, ANY_VOCABULARY, SamplingParams())
     asked = {PARAMETER_OF.get(name, name) for name, value in body.items() if value is not None} & SAMPLING
-    given = {name: value for name, value in msgspec.to_builtins(params).items() if name in asked}
+    usual, built = (msgspec.to_builtins(one) for one in (SamplingParams(max_tokens=params.max_tokens), params))
+    given = {name: value for name, value in built.items() if name in asked or value != usual[name]}
     if isinstance(request, ChatRequest):
         return template_messages(conversation(request.messages), knows_developer=False), given, request
     prompts = request.prompts()

@@ -299,7 +299,8 @@ def build_engine(
     resources = ExitStack()
     resources.callback(backend.close)
     if options.event_log is not None:
-        config = {"model": model.info.name, "backend": backend.name, "version": __version__}
+        formats = held_formats(model.shape, backend)
+        config = {"model": model.info.name, "backend": backend.name, "formats": formats, "version": __version__}
         measured = msgspec.to_builtins(profile) if known else {"costs": msgspec.to_builtins(pacing.costs)}
         header = _header(options, limits, pacing, measured, regime, config)
         log.subscribe(resources.enter_context(make_writer(Path(options.event_log), header)))

@@ -15,7 +15,7 @@ from headway.core.step import StepShape
 from headway.engine.event_file import read_events, read_header
 from headway.executor.simulated import FixedCosts
 from headway.roofline.profile import Profile
-from headway.roofline.timing import estimate, held
+from headway.roofline.timing import held, regimes
 from headway.shape.model import ModelShape
 
 HOUR = 3600.0
@@ -136,13 +136,12 @@ def _parts(header: Header, shape: ModelShape | None) -> tuple[Callable[[StepShap
     if "read_bandwidth" in known:
         if shape is None:
             raise BadInput("--model", "the steps of this log were predicted by a profile: name the model it served")
-        backend = str(header.config.get("backend", "native"))
-        profile = msgspec.convert(known, Profile)
-        fits = profile.fits.get(backend, {})
-        formats = held(shape) if all(name in fits for name in held(shape)) else (next(iter(fits), ""),) * 2
-        timing = estimate(shape, profile, backend, formats)
-        if timing is None:
+        backend, formats = str(header.config.get("backend", "native")), header.config.get("formats", held(shape))
+        body, head = map(str, formats)
+        seen = regimes(shape, msgspec.convert(known, Profile), backend, (body, head))
+        if not seen:
             raise BadInput("LOG", f"its profile has no fitted steps of the {backend} backend")
+        timing = seen[min(header.regime, len(seen) - 1)]
         return timing.model.parts, "the step-time model, with the profile of the machine"
     if known.get("costs"):
         return FixedCosts(**known["costs"]).parts, "what the engine's first steps cost"

@@ -153,10 +153,14 @@ class Api:
         if isinstance(value, bytes):
             return Response(value, headers=_texts(headers), media_type="application/json")
         model = self._named(value.query.model)
-        if value.query.params.grammar is not None:
-            value.bind(await self._compiled(model.reader, value.query.params.grammar, value.query.grammar_field))
-        _ = model.reader  # it may have begun to drain meanwhile
         lease = self._quotas.admit(tenant, value.prompt_tokens)
+        try:
+            if value.query.params.grammar is not None:
+                value.bind(await self._compiled(model.reader, value.query.params.grammar, value.query.grammar_field))
+            _ = model.reader  # it may have begun to drain meanwhile
+        except BaseException:
+            lease.close(0)
+            raise
         return Generation(model.link, self._pool, value, lease, headers)
 
     async def _compiled(self, reader: PromptReader, grammar: Grammar, field: str) -> Grammar:

@@ -78,7 +78,11 @@ class Keys:
     """
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
-        quotas = {key.digest: key.quota for key in keys}
+        quotas: dict[bytes, Quota] = {}
+        for number, key in enumerate(keys, 1):
+            if key.digest in quotas:
+                raise BadInput("--api-key-file", f"key {number} stands in it before")
+            quotas[key.digest] = key.quota
         self._digests = list(quotas)
         self.quotas = {_tenant(digest): quota for digest, quota in quotas.items()}
 

@@ -15,7 +15,7 @@ from headway.core.grammar import Grammar
 from headway.core.request import SamplingParams
 from headway.core.thinking import Thinking
 from headway.serve.answer import Query
-from headway.serve.conversation import Message, Tool, template_tools
+from headway.serve.conversation import Message, Tool, ToolChoice, template_tools
 from headway.text.part_readers import Plain, ThinkingReader
 from headway.text.parts import PartParser
 from headway.text.thinking import HARMONY, MARKS, begun, thinking_of
@@ -51,12 +51,11 @@ class Reads(Protocol):
     def control_tokens(self) -> Mapping[str, int]: ...
 
 
-def offered(query: Query) -> tuple[Tool, ...]:
+def offered(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
     """The tools the model is told of: all, or the one it must call."""
-    choice = query.tool_choice
     if choice.mode == "none":
         return ()
-    named = tuple(tool for tool in query.tools if choice.name in (None, tool.name))
+    named = tuple(tool for tool in tools if choice.name in (None, tool.name))
     if choice.mode == "required" and not named:
         raise BadInput("tool_choice", f"{choice.name!r} is not among tools" if choice.name else "there are no tools")
     return named
@@ -130,8 +129,9 @@ def _grammar(query: Query, tools: Sequence[Tool], text: Reads) -> Grammar | None
     if choice.mode == "required":
         parallel = choice.parallel and choice.name is None
         return calls_grammar(text.tool_format, tools, text.control_tokens, parallel)
-    strict = any(tool.strict for tool in tools)
-    return free_grammar(text.tool_format, tools, text.control_tokens) if strict else None
+    if choice.parallel and not any(tool.strict for tool in tools):
+        return None
+    return free_grammar(text.tool_format, tools, text.control_tokens, choice.parallel)
 
 
 def _thinking(query: Query, params: SamplingParams, text: Reads, tail: str) -> Thinking | None:

@@ -40,6 +40,11 @@ class ModelText:
         self.control_tokens: Mapping[str, int] = self._tokenizer.special_ids
         self.template = source or ""
         self.tool_format = format_of(self.template) if tool_parser is None else named(tool_parser)
+        if "tools" not in self.template and self.tool_format.name != "hermes":
+            problem = (
+                "the chat template knows no tools, so the model is told of them in hermes' words; accepted: hermes"
+            )
+            raise BadInput("--tool-parser", f"{tool_parser!r}: {problem}")
         self.longest_token = self._tokenizer.longest()
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:

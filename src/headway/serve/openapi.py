@@ -88,6 +88,7 @@ def _post(summary: str, schema: dict[str, Any], stream_type: str) -> dict[str, A
         "408": "The body came too slowly.",
         "413": "The body is too large.",
         "415": "The body is not JSON.",
+        "429": "The key has used up a limit.",
         "431": "The headers are too large.",
         "500": "A fault of the server.",
     }

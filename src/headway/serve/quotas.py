@@ -184,5 +184,7 @@ def read_quota(words: list[str]) -> Quota:
         if name not in Quota.__struct_fields__ or not number.isdecimal() or not 1 <= int(number[:20]) <= MOST:
             names = ", ".join(Quota.__struct_fields__)
             raise BadInput("--api-key-file", f"{word[:60]!r} is no limit; accepted: NAME=NUMBER, NAME one of {names}")
+        if name in limits:
+            raise BadInput("--api-key-file", f"{name} stands twice in one line")
         limits[name] = int(number)
     return Quota(**limits)

@@ -12,6 +12,7 @@ from headway.serve.errors import ApiError
 
 MAX_CONVERSATIONS = 1024
 MAX_CHARACTERS = 32 << 20  # of all of them together
+ENTRY = 64  # characters that a turn or a call counts as, however short it is
 
 
 class Conversations:
@@ -57,5 +58,6 @@ class Kept:
 
 
 def _characters(turn: Message) -> int:
-    called = sum(len(call.name) + len(call.arguments) for call in turn.tool_calls)
-    return len(turn.content) + len(turn.reasoning or "") + called
+    called = sum(len(call.id) + len(call.name) + len(call.arguments) + ENTRY for call in turn.tool_calls)
+    texts = (turn.content, turn.reasoning, turn.name, turn.tool_call_id)
+    return sum(len(text or "") for text in texts) + called + ENTRY

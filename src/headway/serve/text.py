@@ -75,7 +75,7 @@ class PromptReader:
             HeadwayError: the request is at fault.
         """
         if query.messages is not None:
-            tools = offered(query)
+            tools = offered(query.tools, query.tool_choice)
             variables = {**query.reasoning.variables(), **query.variables}
             tokens = self.chat(query.messages, query.ending, tools, variables)
             query = bound(query, tools, self.text, self.text.decode(tokens[-TAIL:], skip_special=False))

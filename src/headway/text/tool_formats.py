@@ -117,7 +117,10 @@ def named(name: str) -> ToolFormat:
 
 
 def format_of(template: str) -> ToolFormat:
-    """The one that a chat template goes with; Hermes', if nothing tells."""
+    """The one that a chat template goes with; Hermes', if nothing tells, and where the template knows nothing of tools:
+    then the model is told of them in Hermes' words."""
+    if "tools" not in template:
+        return BY_NAME["hermes"]
     return next((one for one in FORMATS if any(mark in template for mark in one.marks)), BY_NAME["hermes"])
 
 
@@ -140,22 +143,25 @@ def calls_grammar(format: ToolFormat, tools: Sequence[Declared], control: Mappin
     return Grammar("compiled", f"start: {start}\n{_call(shape, tools, control)}")
 
 
-def free_grammar(format: ToolFormat, tools: Sequence[Declared], control: Mapping[str, int]) -> Grammar | None:
-    """Any text, in which calls may stand, whose arguments follow the tools' schemas; None = the format has no mark that
-    a call begins with."""
+def free_grammar(
+    format: ToolFormat, tools: Sequence[Declared], control: Mapping[str, int], parallel: bool = True
+) -> Grammar | None:
+    """Any text, in which calls may stand (without `parallel`, one at its end), whose arguments follow the schemas; None
+    = the format has no mark that a call begins with."""
     shape, trigger = format.shape, format.trigger
     if not trigger:
         return None
     if shape.opening:
         rest = _quoted(shape.opening.removeprefix(trigger), control)
-        body = _row([rest, _repeated(shape, control, True), _quoted(shape.closing, control)])
+        body = _row([rest, _repeated(shape, control, parallel), _quoted(shape.closing, control)])
     else:
         shape, body = replace(shape, begin=shape.begin.removeprefix(trigger)), "call"
     if trigger in control:
         tag = f"tag: TEXT {_quoted(trigger, control)} {body}"
     else:
         tag = f"tag: begin {body}\nbegin[lazy]: TEXT {json.dumps(trigger)}"
-    free = f"start: tag* last\nlast: TEXT\nTEXT: /(.|\\n)*/\n{tag}\n{_call(shape, tools, control)}"
+    start = "tag* last" if parallel else "tag | last"
+    free = f"start: {start}\nlast: TEXT\nTEXT: /(.|\\n)*/\n{tag}\n{_call(shape, tools, control)}"
     return Grammar("compiled", free)
 
 

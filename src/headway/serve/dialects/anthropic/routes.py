@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from headway.serve.answer import Query
+from headway.serve.calling import offered
 from headway.serve.dialect import Endpoint, Host, ModelHost
 from headway.serve.dialects.anthropic.bodies import CountRequest, MessagesRequest
 from headway.serve.dialects.anthropic.format import MessageFormat
@@ -32,7 +33,8 @@ def messages(body: MessagesRequest, host: Host) -> Query:
 
 def count_tokens(body: CountRequest, host: Host) -> dict[str, Any]:
     model, fields = _common(body, host)
-    tokens = model.reader.chat(fields["messages"], tools=fields["tools"], variables=body.reasoning().variables())
+    tools = offered(fields["tools"], body.choice())
+    tokens = model.reader.chat(fields["messages"], tools=tools, variables=body.reasoning().variables())
     return {"input_tokens": len(tokens)}
 
 

@@ -1,7 +1,7 @@
 """OpenAI's request bodies as typed structs, and what of them becomes `SamplingParams`.
 
-Every field is honoured, refused with its name, or declared as without effect; a field this file does not know is
-refused. `null` means "not given" everywhere.
+Every field is honoured, refused with its name, or declared as without effect; one this file does not know is left out
+and named in a header of the answer, or refused with `--strict`. `null` means "not given" everywhere.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from headway.core.errors import BadInput, shown
 from headway.engine.messages import LoadAdapter, UnloadAdapter
 from headway.serve.answer import Query
 from headway.serve.conversation import effort
-from headway.serve.dialect import AdapterChange, Endpoint, Host, ModelHost
+from headway.serve.dialect import AdapterChange, Endpoint, Host, ModelHost, refuse
 from headway.serve.dialects.openai.bodies import (
     MAX_ROWS,
     ChatRequest,
@@ -52,6 +52,7 @@ def chat(body: ChatRequest, host: Host) -> Query:
 
 def completions(body: CompletionRequest, host: Host) -> Query:
     model, fields = _common(body, host)
+    refuse(body, {"thinking_token_budget": ()})
     prompts, n = body.prompts(), fields["params"].n
     if len(prompts) * n > MAX_ROWS:
         rows = len(prompts) * n

@@ -150,7 +150,7 @@ class ResponseFormat:
             "input_tokens": answer.prompt_tokens,
             "input_tokens_details": {"cached_tokens": answer.cached_tokens},
             "output_tokens": answer.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
             "total_tokens": answer.prompt_tokens + answer.completion_tokens,
             **answer.bill,
         }
