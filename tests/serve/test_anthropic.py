@@ -182,6 +182,7 @@ def test_what_claude_code_sends(server: Server) -> None:
         ({"tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2**64}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "maybe"}}, "thinking.type"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0]"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ def explained(server: Server, request: dict[str, Any]) -> dict[str, Any]:
     return answer.json()  # type: ignore[no-any-return]
 
 
-def test_a_server_says_where_a_prompt_leaves_what_is_cached(server: Server) -> None:
+def test_a_server_says_where_a_prompt_leaves_what_is_cached(start: Callable[..., Server]) -> None:
+    server = start()
     first = body("It is 2026-11-30 10:41:03. " + LONG, "say:hello")
     unknown = explained(server, first)
     assert (unknown["verdict"], unknown["reused_tokens"]) == ("nothing_beyond", 0)
@@ -53,6 +55,8 @@ def test_two_requests_are_compared_without_the_cache(server: Server) -> None:
         ({}, "prompt: give either prompt or messages"),
         ({"prompt": "a", "against": {}}, "against.prompt: give either prompt or messages"),
         ({"prompt": [10**9]}, "is not a token id"),
+        ({"prompt": [65] * 5000}, "5000 ids; a context holds 4096"),
+        ({"prompt": "a", "against": {"prompt": [65] * 5000}}, "against.prompt: 5000 ids"),
         ({"prompt": "a", "model": "other"}, "this server has"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import signal
 import socket
 import stat
 import subprocess
@@ -214,3 +215,16 @@ def test_a_proxys_path_is_taken_off(start: Start) -> None:
 def test_a_proxys_path_that_is_none(path: str) -> None:
     with pytest.raises(BadInput, match="--root-path"):
         ServeOptions(root_path=path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_stopped_has_nothing_to_complain_of(number: int) -> None:
+    command = [sys.executable, SERVER, json.dumps({})]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "try it" in line:
+                break
+        process.send_signal(number)
+        rest = process.stdout.read()
+    assert process.returncode == 0 and "Traceback" not in rest and "ERROR" not in rest, rest

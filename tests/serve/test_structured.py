@@ -143,3 +143,23 @@ def test_every_api_binds_its_answers(tiny: Server, sdk: openai.OpenAI) -> None:
         line = tiny.post(path, body).json()
         assert line["done_reason"] == "stop", line
         _person(line["message"]["content"] if path == "/api/chat" else line["response"])
+
+
+def test_a_choice_may_be_among_thousands(sdk: openai.OpenAI) -> None:
+    choices = [f"answer (number) {number}." for number in range(3000)] + ['a "quoted"\nline']
+    answer = sdk.chat.completions.create(
+        model="tiny", messages=USER, extra_body={"guided_choice": choices}, max_tokens=60, n=3, seed=5
+    )
+    assert all(choice.message.content in choices for choice in answer.choices if choice.finish_reason == "stop")
+    assert any(choice.finish_reason == "stop" for choice in answer.choices)
+
+
+def test_a_grammar_that_cannot_be_followed_is_a_400(tiny: Server) -> None:
+    for fields in (
+        {"guided_regex": "((a{0,100}){0,100}){0,100}"},
+        {"guided_grammar": "start: T\nT: /(.*a.{14})/ & ~/(.*b.{14})/"},
+        {"guided_regex": "a" * (1 << 19)},
+    ):
+        answer = tiny.post("/v1/chat/completions", {"messages": USER, "max_tokens": 4, **fields})
+        assert answer.status_code in (200, 400), answer.text
+    assert tiny.post("/v1/chat/completions", {"messages": USER, "max_tokens": 4}).status_code == 200

@@ -121,3 +121,13 @@ def test_reasoning_is_told_apart_and_bounded(tmp_path_factory: pytest.TempPathFa
         assert "".join(delta["content"] or "" for delta in deltas) == message.content
     finally:
         server.kill()
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\nb", "", "<|im_end|>", "a\\b", 'a", "arguments": {}}', "x" * 129])
+def test_a_name_that_no_tool_can_have_is_refused(server: Server, name: str) -> None:
+    tool = {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [tool]})
+    assert answer.status_code == 400 and "is not 1 to 128 letters" in answer.json()["error"]["message"]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}
+    answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [tool]})
+    assert answer.status_code == 400 and "type object" in answer.json()["error"]["message"]

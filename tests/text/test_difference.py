@@ -71,3 +71,15 @@ def test_the_templates_own_text_is_named_as_such() -> None:
 def test_a_plain_prompt() -> None:
     found = difference(list(b"same a"), list(b"same b"), lambda ids: bytes(ids).decode(), 2)
     assert (found.common, found.reused, found.where) == (5, 4, "prompt, character 5")
+
+
+def test_a_long_text_without_blanks_costs_its_length() -> None:
+    """Not its square: a server's other answers wait for it."""
+    looked: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        looked.append(len(ids))
+        return bytes(ids).decode()
+
+    found = difference([61] * 200_000 + list(b"zeta"), [61] * 200_000 + list(b"alpha"), decode, BLOCK)
+    assert found.common == 200_000 and len(looked) == 4 and "part in prompt" in found.advice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -56,11 +57,16 @@ def grammar(json_schema: Path | None, regex: str | None, grammar: Path | None) -
         raise BadInput(more[0][0], f"not together with {option}; give one of them")
     try:
         source = value.read_text() if isinstance(value, Path) else value
+        if option == "--json-schema":
+            json.loads(source)
         return {"--json-schema": Grammar.json_schema, "--regex": Grammar.regex, "--grammar": Grammar.ebnf}[option](
             source
         )
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(option, f"{value} cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise BadInput(option, f"{value} cannot be read: {why}") from None
+    except ValueError as error:
+        raise BadInput(option, f"{value} is no JSON: {error}") from None
     except BadInput as error:
         raise BadInput(option, str(error).partition(": ")[2]) from None
 

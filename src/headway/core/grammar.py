@@ -11,7 +11,7 @@ import msgspec
 from headway.core.errors import BadInput, shown
 
 KINDS = ("json_schema", "regex", "choice", "grammar", "compiled")
-MAX_GRAMMAR = 4 << 20  # characters of its source
+MAX_GRAMMAR = 4 << 20  # characters of its source; of a regular expression, a choice or a grammar, a sixteenth
 MAX_CHOICES = 16384
 ANY_OBJECT = '{"type":"object"}'
 
@@ -35,8 +35,9 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise BadInput("grammar", f"{shown(self.kind)} is not one of {', '.join(KINDS)}")
-        if not isinstance(self.source, str) or not 0 < len(self.source) <= MAX_GRAMMAR:
-            raise BadInput("grammar", f"its source must be a text of 1 to {MAX_GRAMMAR} characters")
+        most = MAX_GRAMMAR if self.kind in ("json_schema", "compiled") else MAX_GRAMMAR >> 4
+        if not isinstance(self.source, str) or not 0 < len(self.source) <= most:
+            raise BadInput("grammar", f"its source must be a text of 1 to {most} characters")
 
     def as_json(self) -> dict[str, Any]:
         """As vLLM's `structured_outputs` says it; of any kind but "compiled"."""

@@ -20,6 +20,7 @@ from headway.text.aside import step_back
 from headway.text.tokenizer import Tokenizer
 
 KEPT = 128  # compiled grammars
+KEPT_CHARACTERS = 2 << 20  # of their sources together: a compiled one takes some hundred times as many bytes
 _STACK = (
     256 << 20
 )  # bytes, reserved and not used: the checker's process, which has less, dies of grammars that need more
@@ -37,6 +38,7 @@ class Grammars:
         self._tokens: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._kept: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._characters = 0  # of the sources of those
         self._pool: ThreadPoolExecutor | None = None
 
     def warm(self) -> None:
@@ -56,8 +58,9 @@ class Grammars:
             future = self._kept.get(grammar)
             if future is None:
                 future = self._kept[grammar] = self._thread().submit(self._compile, grammar)
-                while len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
+                self._characters += len(grammar.source)
+                while len(self._kept) > 1 and (len(self._kept) > KEPT or self._characters > KEPT_CHARACTERS):
+                    self._characters -= len(self._kept.popitem(last=False)[0].source)
             self._kept.move_to_end(grammar)
         return future
 
@@ -73,6 +76,7 @@ class Grammars:
                 self._pool.shutdown(wait=False, cancel_futures=True)
                 self._pool = None
             self._kept.clear()
+            self._characters = 0
 
     def _thread(self) -> ThreadPoolExecutor:
         if self._pool is None:
@@ -86,6 +90,8 @@ class Grammars:
         if self._tokens is None:
             self._tokens = _ll_tokenizer(self._tokenizer)
         matcher = LLMatcher(self._tokens, grammar.source, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # the first one may take long, and shows what cannot be followed
         if matcher.is_error():
             raise BadInput("grammar", matcher.get_error().partition("\n")[0])
         return matcher

@@ -8,6 +8,7 @@ import math
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -52,6 +53,7 @@ CLIENT_GONE = 499  # counted, never sent
 _SLASHES = re.compile("//+")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 MAX_DEADLINE = 1e6  # seconds
+MOST_CHECKED = 4  # grammars of a key that wait to be compiled at once
 log = logging.getLogger("headway.serve")
 T = TypeVar("T")
 
@@ -91,6 +93,7 @@ class Api:
         self._price = None if price is None else price / len(models)
         self._pool = TextPool()
         self._grammars = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._checking: Counter[str] = Counter()  # grammars, by key
         self._document = document()
         self.created = created
         self.lora_folder = lora_folder
@@ -149,27 +152,45 @@ class Api:
             question = Explain(secrets.token_hex(8), value.tokens, tenant, value.adapter)
             found = await self._named(value.model).link.ask(question)
             assert isinstance(found, Explained) and found.explanation is not None
-            return _json(value.answer(found.explanation))
+            said = partial(value.answer, found.explanation)
+            return _json(await self._pool.run(len(raw), said))
         if isinstance(value, bytes):
             return Response(value, headers=_texts(headers), media_type="application/json")
         model = self._named(value.query.model)
         lease = self._quotas.admit(tenant, value.prompt_tokens)
         try:
             if value.query.params.grammar is not None:
-                value.bind(await self._compiled(model.reader, value.query.params.grammar, value.query.grammar_field))
+                grammar, field = value.query.params.grammar, value.query.grammar_field
+                async with asyncio.timeout(deadline):
+                    value.bind(await self._compiled(model.reader, grammar, field, tenant))
             _ = model.reader  # it may have begun to drain meanwhile
+        except TimeoutError:
+            lease.close(0)
+            raise ApiError(503, "the grammar was not compiled in time", code="deadline_exceeded") from None
         except BaseException:
             lease.close(0)
             raise
         return Generation(model.link, self._pool, value, lease, headers)
 
-    async def _compiled(self, reader: PromptReader, grammar: Grammar, field: str) -> Grammar:
-        """As `GrammarChecker.check`; one that takes long holds up others that were not checked before, and no more."""
+    async def _compiled(self, reader: PromptReader, grammar: Grammar, field: str, tenant: str) -> Grammar:
+        """As `GrammarChecker.check`; one that takes long holds up others that were not checked before, and no more.
+
+        Raises:
+            ApiError: 429, others of this key wait to be checked.
+        """
         known = reader.grammars.known(grammar, field)
         if known is not None:
             return known
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._grammars, reader.grammars.check, grammar, field)
+        if self._checking[tenant] >= MOST_CHECKED:
+            problem = f"{field}: {MOST_CHECKED} grammars of this key are being compiled; send this one again"
+            raise ApiError(429, problem, param=field, code="rate_limit_exceeded", retry_after=2)
+        self._checking[tenant] += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._grammars, reader.grammars.check, grammar, field
+            )
+        finally:
+            self._checking[tenant] -= 1
 
     def _check_open(self) -> None:
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +11,7 @@ import msgspec
 
 from headway.core.errors import BadInput, shown
 
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -61,6 +63,12 @@ class Tool:
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     strict: bool = False
+
+    def __post_init__(self) -> None:
+        if not _TOOL_NAME.fullmatch(self.name):
+            raise BadInput("tools", f"the name {shown(self.name)} is not 1 to 128 letters, digits, or any of _ - . : /")
+        if self.parameters.get("type", "object") != "object":
+            raise BadInput("tools", f"the parameters of {self.name} must be a schema of type object")
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def from_headway(error: HeadwayError) -> ApiError:
     if isinstance(error, Rejected):
         return ApiError(error.status, str(error), code=error.reason.code)
     if isinstance(error, EngineDead):
-        return ApiError(503, "the engine has stopped; the server is about to exit", code="engine_dead", retry_after=10)
+        return ApiError(503, "the engine has stopped", code="engine_dead", retry_after=10)
     return ApiError(error.status if error.status < 500 else 500, str(error))
 
 

@@ -256,6 +256,8 @@ class _Life:
         else:
             await asyncio.sleep(LINGER_SECONDS)
         ended.cancel()  # what ends from now on was asked to
+        with suppress(asyncio.CancelledError):
+            await ended
         return 1 if any(link.failed for link in self._links) else 0
 
     async def _load(self) -> Failed | None:

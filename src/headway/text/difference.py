@@ -74,7 +74,7 @@ def difference(
     lost = again(first[common:], second[common:]) if parted else 0
     return Difference(
         len(first), len(second), common, reused, lost, where, before[-AROUND:], had[:AROUND], has[:AROUND],
-        advice(where, before, had, has, lost) if parted else _continues(len(first), len(second)),
+        advice(where, before[-AROUND:], had, has, lost) if parted else _continues(len(first), len(second)),
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def place(text: str, at: int, messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def advice(where: str, before: str, had: str, has: str, lost: int) -> str:
-    """What to do, from what the differing texts look like."""
+    """What to do, from what the differing texts and a little text before them look like."""
     tail = re.search(r"\S*\Z", before)
     head = tail[0] if tail else ""
     words = [(head + text).split(maxsplit=1)[:1] for text in (had, has)]

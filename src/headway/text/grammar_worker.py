@@ -48,6 +48,11 @@ class ByteVocabulary:
         return [self._first + byte for byte in (text if isinstance(text, bytes) else text.encode())]
 
 
+def literal(text: str) -> str:
+    """A regular expression that only this text matches."""
+    return "".join(letter if letter.isalnum() else f"\\x{{{ord(letter):x}}}" for letter in text)
+
+
 def compiled(kind: str, source: str) -> str:
     """llguidance's form of a grammar."""
     if kind == "compiled":
@@ -64,7 +69,7 @@ def compiled(kind: str, source: str) -> str:
     if kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     if kind == "choice":
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in json.loads(source)))
+        return LLMatcher.grammar_from_regex("|".join(map(literal, json.loads(source))))
     return LLMatcher.grammar_from_lark(any_to_lark(source))
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.core.grammar import Grammar
-from headway.core.request import SamplingParams
+from headway.core.request import MAX_INTEGER, SamplingParams
 from headway.serve.conversation import Message, Reasoning, Tool, ToolCall, ToolChoice
 from headway.serve.dialect import known_fields, refuse
 from headway.serve.errors import ApiError
@@ -190,9 +190,10 @@ class CountRequest(_Known, forbid_unknown_fields=True, kw_only=True):
         if given is None:
             return Reasoning(effort=effort)
         if given.type not in ("enabled", "disabled", "adaptive", "between_tools"):
-            raise BadInput("thinking.type", f"{given.type[:40]!r} is not enabled, disabled or adaptive")
-        if given.type == "enabled" and (given.budget_tokens or 0) < 1:
-            raise BadInput("thinking.budget_tokens", "give a number of tokens above 0")
+            raise BadInput("thinking.type", f"{given.type[:40]!r} is not enabled, disabled, adaptive or between_tools")
+        budget = given.budget_tokens
+        if (given.type == "enabled" or budget is not None) and not 0 < (budget or 0) <= MAX_INTEGER:
+            raise BadInput("thinking.budget_tokens", f"give a number of tokens from 1 to {MAX_INTEGER}")
         shown = given.display != "omitted"
         return Reasoning(given.type != "disabled", given.budget_tokens, effort, shown)
 

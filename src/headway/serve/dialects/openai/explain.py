@@ -53,6 +53,8 @@ def prompt_of(body: PromptRequest, reader: PromptReader, where: str = "") -> tup
         return tokens, template_messages(turns, reader.text.knows_developer)
     if isinstance(body.prompt, str):
         return reader.text_tokens(body.prompt), ()
+    if len(body.prompt or ()) > reader.max_model_len:
+        raise BadInput(f"{where}prompt", f"{len(body.prompt or ())} ids; a context holds {reader.max_model_len}")
     reader.check_ids(body.prompt or [], f"{where}prompt")
     return tuple(body.prompt or ()), ()
 
@@ -70,5 +72,5 @@ def _told(text: Text, tokens: tuple[int, ...], messages: Messages, found: Explan
     where = place(decode(tokens), len(before), messages)
     return told | {
         "where": where, "before": before[-AROUND:], "cached": had[:AROUND], "yours": has[:AROUND],
-        "advice": advice(where, before, had, has, found.cost),
+        "advice": advice(where, before[-AROUND:], had, has, found.cost),
     }  # fmt: skip

@@ -117,7 +117,8 @@ class ResponseFormat:
         data = self._event(f"{DELTA[block.kind]}.done", **place, **done)
         if block.kind != "call":
             data += self._event("response.content_part.done", **place, part=self._part(block, told))
-        item = self._item(block, index, "completed", told)
+        cut = self._built.finish is not None and self._built.finish.reason == "length"
+        item = self._item(block, index, "incomplete" if cut else "completed", told)
         return data + self._event("response.output_item.done", output_index=index, item=item)
 
     def _place(self, block: Block, index: int) -> Fields:
