@@ -13,7 +13,7 @@ import pytest
 
 from headway import LLM, SamplingParams
 from headway.core.errors import BadInput, EngineDead, HeadwayError, Rejected
-from headway.engine.event_file import EventFileError
+from headway.engine.event_file import EventFileError, EventWriter
 from headway.engine.interrupt import uninterrupted
 
 FACT = "The capital of France is"
@@ -207,7 +207,8 @@ def test_an_event_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_ends_a_recorded_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     llm = LLM(**SMALL, event_log=str(tmp_path / "log"))
-    (writer,) = llm.engine.loop.scheduler.state.log._subscribers
+    subscribers = llm.engine.loop.scheduler.state.log._subscribers
+    (writer,) = (one for one in subscribers if isinstance(one, EventWriter))
     monkeypatch.setattr(writer, "_file", Path("/dev/full").open("wb"))  # noqa: SIM115  closed by the writer
     for _ in range(2):
         with pytest.raises(HeadwayError, match="the event log cannot be written: No space left"):
