@@ -20,6 +20,7 @@ from headway.ops import native
 from headway.serve.answer import Prompt, Query
 from headway.serve.dialects.openai.completion_logprobs import CompletionLogprobs, joined
 from headway.serve.dialects.openai.format import CompletionFormat
+from headway.serve.logprobs import named_tokens
 from headway.serve.model_text import ModelText
 from headway.serve.text import PromptReader
 from headway.text.detokenizer import Detokenizer
@@ -194,10 +195,10 @@ def test_t2_001_one_space_is_dropped_at_the_start_and_no_other(tmp_path: Path, i
 def echoed(text: ModelText, prompt: Any) -> Prompt:
     """A prompt as an echo shows it."""
     query = Query(
-        prompts=[prompt], params=SamplingParams(), echo=True, field="prompt", id_prefix="",
+        model="m", prompts=[prompt], params=SamplingParams(), echo=True, field="prompt", id_prefix="",
         format=partial(CompletionFormat, text, 0, False),
     )  # fmt: skip
-    (read,) = PromptReader(text, 64, SamplingParams()).answer(query, "m", "", 0).prompts
+    (read,) = PromptReader(text, 64, SamplingParams()).answer(query, "", 0).prompts
     return read
 
 
@@ -215,8 +216,11 @@ def test_t2_001_and_t2_016_offsets_are_those_of_the_text(tmp_path: Path, decoder
     output = Detokenizer(Tokenizer(describe(tmp_path).tokenizer), read.tokens)
     whole = read.text + "".join(map(output.push, made)) + output.flush()
     lists = CompletionLogprobs(text, 0, text.strip_after(()))
-    pieces = [lists.first(read.tokens[0], read.hidden), lists.piece([at(id) for id in read.tokens[1:]])]
-    pieces.append(lists.fork(text.strip_after(read.tokens)).piece([at(id) for id in made]))
+    pieces = [
+        lists.first(read.tokens[0], read.hidden),
+        lists.piece(named_tokens(text, [at(id) for id in read.tokens[1:]])),
+    ]
+    pieces.append(lists.fork(text.strip_after(read.tokens)).piece(named_tokens(text, [at(id) for id in made])))
     named, offsets = joined(pieces)["tokens"], joined(pieces)["text_offset"]
     ends = [*offsets[1:], len(whole)]
     for number, (name, start, end) in enumerate(zip(named, offsets, ends, strict=True)):

@@ -68,6 +68,8 @@ def test_engine_and_planner_read_a_sparse_config_alike(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", KNOWN_TO_BOTH)
 def test_what_a_config_leaves_out_is_what_transformers_takes_it_for(model_type: str) -> None:
     raw = sparse(model_type)
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip("a variant that the planner tells apart, and transformers does not by its name")
     whole = CONFIG_MAPPING[model_type](**{name: value for name, value in raw.items() if name != "model_type"}).to_dict()
     assert shape_from_config(raw) == shape_from_config(whole)
     assert asdict(decoder_of(raw).config) == asdict(decoder_of(whole).config)

@@ -65,4 +65,4 @@ def test_metrics_tell_the_time_of_each_key_also_of_clients_that_leave(start: Sta
             break
         assert time.monotonic() < end
     assert min(billed) > 0
-    assert sum(billed) >= 0.9 * read["headway:step_seconds_total"]  # and the loop's own work beside the executor's
+    assert sum(billed) >= 0.5 * read["headway:step_seconds_total"]  # and the loop's own work beside the executor's
