@@ -7,15 +7,15 @@ The bars: a million simulated requests a minute at 8 running and 200,000 at 64, 
 those of the Azure conversation trace; an hour of 1,000 replicas at half a request a second each in ten minutes and
 4 GiB. All count from the requests to the summary that `headway simulate --json` prints. `scheduler` is the same
 through the scheduler that serves, which plays what is not plain (see docs/simulate.md). Last results (2 vCPU x86-64
-container full of other work, lengths of the trace):
+container with little else to do, lengths of the trace; the bar at 8 running is missed):
 
                                             requests    CPU s   wall s  per CPU min peak GiB
-    1 running                                  50000      5.3     43.3      570,538     0.13
-    8 running                                 100000      8.7     58.2      690,624     0.22
-    64 running                                100000      6.8     40.8      878,661     0.22
-    8 running, scheduler                        2000      2.8     16.7       42,555     0.22
-    64 running, scheduler                       1000      3.2     22.0       18,855     0.22
-    an hour of 100 replicas                   180000     19.0    145.3      567,083     0.35
+    1 running                                  50000      4.5      4.5      671,830     0.14
+    8 running                                 100000      7.6      7.7      787,203     0.23
+    64 running                                100000      6.0      6.0    1,001,592     0.23
+    8 running, scheduler                        2000      1.7      1.7       71,839     0.23
+    64 running, scheduler                       1000      2.1      2.1       28,949     0.23
+    an hour of 100 replicas                   180000     18.8     18.9      574,107     0.37
 """
 
 from __future__ import annotations
