@@ -19,6 +19,11 @@ from headway.core.events import Admitted, AnyEvent, Finished, Preempted, Queued,
 from headway.core.step import StepShape, keys_read, pairs_computed
 
 
+def dollars(seconds: float, per_hour: float) -> float:
+    """What so much of a machine costs that has a price per hour."""
+    return seconds * per_hour / 3600
+
+
 class StepParts(NamedTuple):
     """Seconds of a step by what they grow with, as a step-time model sees them.
 

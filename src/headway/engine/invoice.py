@@ -10,15 +10,13 @@ import msgspec
 from headway.core.clock import to_seconds
 from headway.core.errors import BadInput
 from headway.core.events import Finished, Header, Queued, StepDone
-from headway.core.receipts import Receipt, Receipts, StepParts
+from headway.core.receipts import Receipt, Receipts, StepParts, dollars
 from headway.core.step import StepShape
 from headway.engine.event_file import read_events, read_header
 from headway.executor.simulated import FixedCosts
 from headway.roofline.profile import Profile
 from headway.roofline.timing import held, regimes
 from headway.shape.model import ModelShape
-
-HOUR = 3600.0
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -127,7 +125,7 @@ def _line(name: str, receipt: Receipt, counts: list[int], price: float | None) -
 
 
 def _dollars(seconds: float, price: float | None) -> float | None:
-    return None if price is None else seconds * price / HOUR
+    return None if price is None else dollars(seconds, price)
 
 
 def _parts(header: Header, shape: ModelShape | None) -> tuple[Callable[[StepShape], StepParts], str]:

@@ -21,9 +21,7 @@ from headway.text.tokenizer import Tokenizer
 
 KEPT = 128  # compiled grammars
 KEPT_CHARACTERS = 2 << 20  # of their sources together: a compiled one takes some hundred times as many bytes
-_STACK = (
-    256 << 20
-)  # bytes, reserved and not used: the checker's process, which has less, dies of grammars that need more
+_STACK = 256 << 20  # bytes, reserved and not used: grammars that need more end the checker's process, which has less
 
 
 class Grammars:

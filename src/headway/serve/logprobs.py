@@ -10,13 +10,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from headway.core.errors import BadInput
 from headway.core.step import TokenLogprobs
 
 if TYPE_CHECKING:
     from headway.serve.text import Text
 
 _LONGEST_CHARACTER = 4  # bytes of UTF-8
+MAX_ALTERNATIVES = 20  # per token
 LOWEST = -9999.0  # stands for minus infinity, which JSON cannot hold
+
+
+def alternatives_of(field: str, count: int) -> int:
+    """How many likeliest alternatives per token a client asks for in `field`.
+
+    Raises:
+        BadInput: more than any API gives.
+    """
+    if not 0 <= count <= MAX_ALTERNATIVES:
+        raise BadInput(field, f"{count} is not an integer from 0 to {MAX_ALTERNATIVES}")
+    return count
 
 
 def finite(logprob: float) -> float:

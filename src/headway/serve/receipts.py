@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from headway.core.clock import to_seconds
-from headway.core.receipts import Receipt
+from headway.core.receipts import Receipt, dollars
 
 RECEIPT_HEADER = "x-headway-receipt"
-HOUR = 3600.0
 
 
 def itemised(receipt: Receipt, price: float | None) -> dict[str, float]:
@@ -23,5 +22,5 @@ def itemised(receipt: Receipt, price: float | None) -> dict[str, float]:
         "computed_tokens": receipt.computed,
         "cached_tokens": receipt.cached,
         "machine_seconds": billed,
-        **({} if price is None else {"dollars": billed * price / HOUR}),
+        **({} if price is None else {"dollars": dollars(billed, price)}),
     }

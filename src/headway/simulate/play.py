@@ -9,6 +9,7 @@ import msgspec
 
 from headway.core.clock import to_seconds
 from headway.core.errors import BadInput
+from headway.core.receipts import dollars
 from headway.metrics import goodput
 from headway.metrics.run import Run
 from headway.metrics.stability import stability
@@ -129,7 +130,7 @@ def cost(deployed: Deployed, throughput: Mapping[str, Any], seconds: float, repl
     priced, hourly = deployed.priced, deployed.price
     if hourly is None:
         return {"reason": f"{priced.hardware.name} has no price in the catalogue; give --price"}
-    spent = hourly * priced.gpus * replicas * seconds / 3600
+    spent = dollars(seconds, hourly * priced.gpus * replicas)
     tokens = {"output": throughput["output_tokens"], "total": throughput["output_tokens"] + throughput["input_tokens"]}
     return {
         "dollars_per_gpu_hour": hourly, "dollars": spent,

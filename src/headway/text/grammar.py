@@ -60,8 +60,11 @@ class GrammarChecker:
         if known is not None:
             return known
         with self._asking:
+            known = self.known(grammar, field)  # by who asked before
+            if known is not None:
+                return known
             answer = self._ask(grammar)
-        self._remember(grammar, answer)
+            self._remember(grammar, answer)
         return _good(answer, field)
 
     def close(self) -> None:

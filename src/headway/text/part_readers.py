@@ -51,7 +51,18 @@ class Reader:
         return parts
 
     def _saying(self) -> bool:
-        raise NotImplementedError
+        """Whatever comes is text."""
+        self._say(self._text)
+        self._text = ""
+        return False
+
+    def _said_until(self, mark: str, then: Callable[[], bool]) -> bool:
+        """What comes before `mark` is text; behind it, `then` reads on."""
+        before, found = self._until(mark)
+        self._say(before)
+        if found:
+            self._state = then
+        return bool(found)
 
     def _say(self, text: str) -> None:
         kept = text.rstrip()
@@ -118,11 +129,7 @@ class HermesReader(Reader):
     BEGIN, END = "<tool_call>", "</tool_call>"
 
     def _saying(self) -> bool:
-        before, mark = self._until(self.BEGIN)
-        self._say(before)
-        if mark:
-            self._state = self._opening
-        return bool(mark)
+        return self._said_until(self.BEGIN, self._opening)
 
     def _opening(self) -> bool:
         if not self._skip():
@@ -173,11 +180,6 @@ class BareJsonReader(Reader):
         self._state = self._opening if self._called else self._saying
         return True
 
-    def _saying(self) -> bool:
-        self._say(self._text)
-        self._text = ""
-        return False
-
 
 class PythonReader(Reader):
     """Llama 4 and others: the whole answer is [name(argument=value, ...), ...]."""
@@ -213,11 +215,6 @@ class PythonReader(Reader):
         self._code, self._state = "", self._saying
         return False
 
-    def _saying(self) -> bool:
-        self._say(self._text)
-        self._text = ""
-        return False
-
 
 class ToolCodeReader(Reader):
     """Gemma: calls as Python in a block ```tool_code."""
@@ -225,12 +222,8 @@ class ToolCodeReader(Reader):
     BEGIN, END = "```tool_code", "```"
 
     def _saying(self) -> bool:
-        before, mark = self._until(self.BEGIN)
-        self._say(before)
-        if mark:
-            self._code = ""
-            self._state = self._coding
-        return bool(mark)
+        self._code = ""
+        return self._said_until(self.BEGIN, self._coding)
 
     def _coding(self) -> bool:
         before, mark = self._until(self.END)
@@ -249,11 +242,7 @@ class MistralReader(Reader):
     BEGIN, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
     def _saying(self) -> bool:
-        before, mark = self._until(self.BEGIN)
-        self._say(before)
-        if mark:
-            self._state = self._opening
-        return bool(mark)
+        return self._said_until(self.BEGIN, self._opening)
 
     def _opening(self) -> bool:
         if not self._skip():
@@ -302,11 +291,7 @@ class DeepSeekReader(Reader):
     CALL_END, END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
 
     def _saying(self) -> bool:
-        before, mark = self._until(self.BEGIN)
-        self._say(before)
-        if mark:
-            self._state = self._between
-        return bool(mark)
+        return self._said_until(self.BEGIN, self._between)
 
     def _between(self) -> bool:
         _, mark = self._until(self.CALL, self.END)

@@ -15,9 +15,8 @@ from headway.core.request import SamplingParams
 from headway.serve import conversation
 from headway.serve.conversation import ROLES, ToolCall
 from headway.serve.dialect import known_fields, refuse
+from headway.serve.logprobs import alternatives_of
 from headway.serve.tools import ToolBody
-
-MAX_TOP_LOGPROBS = 20
 
 # Would change the answer, and are not built: refused unless null or one of these values that ask for nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -92,12 +91,7 @@ class _Body(_Known, forbid_unknown_fields=True, kw_only=True):
     @property
     def alternatives(self) -> int | None:
         """How many likeliest alternatives to report per token; None = no logprobs at all."""
-        if not self.logprobs:
-            return None
-        count = self.top_logprobs or 0
-        if not 0 <= count <= MAX_TOP_LOGPROBS:
-            raise BadInput("top_logprobs", f"{count} is not an integer from 0 to {MAX_TOP_LOGPROBS}")
-        return count
+        return alternatives_of("top_logprobs", self.top_logprobs or 0) if self.logprobs else None
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):

@@ -16,6 +16,7 @@ from headway.core.request import SamplingParams
 from headway.serve.dialect import known_fields, refuse
 from headway.serve.dialects.openai.messages import Message, NamedTool
 from headway.serve.errors import ApiError
+from headway.serve.logprobs import alternatives_of
 from headway.serve.structured import Structured
 from headway.serve.tools import ToolBody
 from headway.text.chat import Ending
@@ -23,7 +24,6 @@ from headway.text.chat import Ending
 MAX_PROMPTS = 1024
 MAX_ROWS = 1024  # prompts x n of one request
 MAX_LOGIT_BIAS = 1024
-MAX_TOP_LOGPROBS = 20
 MAX_STOP_IDS = 256
 MAX_BAD_WORDS = 128
 DEFAULT_COMPLETION = 16  # tokens, as OpenAI has it
@@ -168,7 +168,7 @@ class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     def alternatives(self) -> int | None:
         if self.top_logprobs is not None and not self.logprobs and self.top_logprobs != 0:
             raise BadInput("top_logprobs", "only allowed with logprobs=true")
-        return _logprobs("top_logprobs", self.top_logprobs or 0) if self.logprobs else None
+        return alternatives_of("top_logprobs", self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
@@ -186,7 +186,7 @@ class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
         return DEFAULT_COMPLETION if self.max_tokens is None else self.max_tokens
 
     def alternatives(self) -> int | None:
-        return None if self.logprobs is None else _logprobs("logprobs", self.logprobs)
+        return None if self.logprobs is None else alternatives_of("logprobs", self.logprobs)
 
     def check(self) -> None:
         super().check()
@@ -327,7 +327,7 @@ def _prompt_logprobs(body: Sampling, alternatives: int | None) -> int | None:
     """What is asked for, or what an echo shows; of both the most."""
     counts = [alternatives] if alternatives is not None and getattr(body, "echo", None) else []
     if body.prompt_logprobs is not None:
-        counts.append(_logprobs("prompt_logprobs", body.prompt_logprobs))
+        counts.append(alternatives_of("prompt_logprobs", body.prompt_logprobs))
     return max(counts, default=None)
 
 
@@ -347,12 +347,6 @@ def bad_token_ids(words: Sequence[str], encode: Callable[[str, bool], list[int]]
         if len(spaced) == len(plain) and spaced[0] != plain[0]:
             found.append(tuple(spaced))
     return tuple(found)
-
-
-def _logprobs(field: str, value: int) -> int:
-    if not 0 <= value <= MAX_TOP_LOGPROBS:
-        raise BadInput(field, f"{value} is not an integer from 0 to {MAX_TOP_LOGPROBS}")
-    return value
 
 
 def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:

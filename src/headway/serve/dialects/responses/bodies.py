@@ -13,10 +13,10 @@ from headway.core.request import SamplingParams
 from headway.serve.conversation import Message, Reasoning, Tool, ToolCall, ToolChoice, effort
 from headway.serve.dialect import known_fields, refuse
 from headway.serve.errors import ApiError
+from headway.serve.logprobs import alternatives_of
 from headway.serve.structured import flat_format
 from headway.serve.tools import MAX_TOOLS
 
-MAX_TOP_LOGPROBS = 20
 LOGPROBS = "message.output_text.logprobs"
 # May be asked to be included, and is not there: reasoning is given as it is.
 NEVER_THERE = ("reasoning.encrypted_content",)
@@ -119,9 +119,7 @@ class ResponsesRequest(_Known, forbid_unknown_fields=True, kw_only=True):
 
     def alternatives(self) -> int | None:
         """How many likeliest alternatives to report per token; None = no logprobs at all."""
-        count = self.top_logprobs or 0
-        if not 0 <= count <= MAX_TOP_LOGPROBS:
-            raise BadInput("top_logprobs", f"{count} is not an integer from 0 to {MAX_TOP_LOGPROBS}")
+        count = alternatives_of("top_logprobs", self.top_logprobs or 0)
         return count if count or LOGPROBS in (self.include or ()) else None
 
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
