@@ -59,7 +59,7 @@ def left(trail: Trail, busy: int) -> dict[str, Any]:
     """All that a trail can tell."""
     kept = {name: value for name, value in vars(trail).items() if name not in ("_detail", "records", "series")}
     records = sorted(trail.records, key=lambda record: record.index)
-    return kept | {"busy": busy, "records": records, "series": trail.series.samples, "half": trail.second_half()}
+    return kept | {"busy": busy, "records": records, "series": trail.series.samples}
 
 
 @settings(max_examples=60, deadline=None)

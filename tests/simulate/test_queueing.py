@@ -166,8 +166,8 @@ def test_littles_law_holds_in_every_part_and_nobody_is_lost(policy: str) -> None
 
 
 def test_a_system_that_is_offered_too_much_is_told_apart() -> None:
-    from headway.metrics.stability import stability
+    from headway.metrics.stability import stability_of
 
-    assert stability(*served(drawn(0.6, 2, 300, 1.0, seed=3), 2).second_half())["stable"]
-    told = stability(*served(drawn(1.6, 2, 300, 1.0, seed=3), 2).second_half())
+    assert stability_of(served(drawn(0.6, 2, 300, 1.0, seed=3), 2).records)["stable"]
+    told = stability_of(served(drawn(1.6, 2, 300, 1.0, seed=3), 2).records)
     assert not told["stable"] and "not stable" in told["statement"]

@@ -8,7 +8,6 @@ plays everything else, and all on a machine without the native module; a test ho
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +28,7 @@ from headway.simulate.trail import PARTS, Series, Trail, chunks_of, kv_shares, r
 from headway.simulate.workload import Answers, check_prompt, of_row
 
 NEVER = (1 << 62) - 1  # ps
-COLUMNS = ("at", "admitted", "first", "last", "tokens", "ended", "preemptions", "how", "gone")
+COLUMNS = ("at", "admitted", "first", "last", "tokens", "ended", "preemptions", "how")
 REFUSED, STOP, LENGTH = range(3)  # how a request ended
 REASONS = {STOP: "stop", LENGTH: "length"}
 Progress = Callable[[int], None]
@@ -199,7 +198,6 @@ class _Found:
     def join(self, series: Series, begin: int) -> None:
         """Of several replicas: who is inside is counted over all of them; the step is that of the first one."""
         at, ended = self._columns["at"], np.sort(self._columns["ended"])
-        self._columns["gone"] = np.searchsorted(ended, at, "left")
         left_queue = np.sort(
             np.where(self._columns["admitted"] >= 0, self._columns["admitted"], self._columns["ended"])
         )
@@ -214,7 +212,7 @@ class _Found:
         """The records, counts and integrals that an observer of every step would have."""
         found = self._columns
         refused, at = found["how"] == REFUSED, found["at"]
-        trail.arrivals(array("q", at.tobytes()), array("q", found["gone"].tobytes()))
+        trail.begin = int(at[0])
         admitted = np.where(refused, found["ended"], found["admitted"])
         first = np.where(refused, found["ended"], found["first"])
         edges = (at, admitted, first, found["ended"])

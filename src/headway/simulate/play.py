@@ -12,7 +12,7 @@ from headway.core.errors import BadInput
 from headway.core.receipts import dollars
 from headway.metrics import goodput
 from headway.metrics.run import Run
-from headway.metrics.stability import stability
+from headway.metrics.stability import stability_of
 from headway.metrics.summary import Targets, summarize
 from headway.roofline.queueing import little
 from headway.simulate.deploy import Deployed
@@ -117,7 +117,7 @@ def _summary(
         summary[name] = {"max": max((use for _, use in column), default=0.0), "series": column}
     summary["cost"] = cost(deployed, summary["throughput"], seconds, replicas)
     summary["little"] = _little(trail, seconds)
-    summary["stability"] = stability(*trail.second_half())  # while requests arrive
+    summary["stability"] = stability_of(found.records)
     if "slo" in summary:
         good = summary["slo"]["good"] / seconds if seconds else None
         summary["goodput"] = goodput.single(summary["slo"], summary["load"].get("intended_rate"), good)

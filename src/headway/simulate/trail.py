@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import msgspec
@@ -88,8 +87,6 @@ class Trail:
         self._tracks: dict[str, Track] = {}
         self._now = 0
         self.begin: int | None = None
-        self._at = array("q")  # when each request arrived
-        self._gone = array("q")  # and how many had ended then
 
     def close(self, end: int) -> None:
         """Nothing more happens until `end`."""
@@ -105,19 +102,6 @@ class Trail:
         seconds = self._now - (self.begin or 0)
         return self.areas[part] / seconds if seconds else 0.0
 
-    def second_half(self) -> tuple[int, int, float]:
-        """(arrived, ended, how many more were inside at its end than at its beginning), in the second half of the time
-        in which requests arrived."""
-        if not self._at:
-            return 0, 0, 0.0
-        begin = bisect_left(self._at, (self._at[0] + self._at[-1]) / 2)
-        more, gone = len(self._at) - 1 - begin, self._gone[-1] - self._gone[begin]
-        return more, gone, float(more - gone)
-
-    def arrivals(self, at: array[int], gone: array[int]) -> None:
-        """All requests at once: when each arrived, and how many had ended then."""
-        self.begin, self._at, self._gone = at[0], at, gone
-
     def count(self, steps: int, tokens: int, rows: int, end: int) -> None:
         """So many steps, until `end`, with so many new tokens and rows in all."""
         self.steps += steps
@@ -131,8 +115,6 @@ class Trail:
             self.begin = self._now = ask.at
         self.counts["arrived"] += 1
         self.inside["queue"] += 1
-        self._at.append(ask.at)
-        self._gone.append(self.counts["arrived"] - sum(self.inside.values()))
         times = array("q") if ask.output <= self._detail else None
         self._detail -= ask.output if times is not None else 0
         self._tracks[str(ask.number)] = Track(ask, times=times)

@@ -180,7 +180,6 @@ nb::dict play(const ReplicaSetup& setup, const Array<int64_t, 1>& at, const Arra
   found["ended"] = as_array(std::move(out.ended));
   found["preemptions"] = as_array(std::move(out.preemptions));
   found["how"] = as_array(std::move(out.how));
-  found["gone"] = as_array(std::move(out.gone));
   nb::list times;
   for (auto& each : out.times) times.append(as_array(std::move(each)));
   found["times"] = times;

@@ -23,7 +23,7 @@ PlainReplica::PlainReplica(const ReplicaSetup& setup, const PlainLoad& load, Ask
     : setup_(setup), load_(load), ask_(std::move(ask)), look_(std::move(look)), available_(setup.blocks) {
   const size_t count = load.prompt.size();
   for (auto* column : {&out_.at, &out_.admitted, &out_.first, &out_.last, &out_.ended}) column->assign(count, -1);
-  for (auto* column : {&out_.tokens, &out_.preemptions, &out_.how, &out_.gone}) column->assign(count, 0);
+  for (auto* column : {&out_.tokens, &out_.preemptions, &out_.how}) column->assign(count, 0);
   out_.times.resize(count);
   next_ = std::min<int64_t>(load.open, count);
 }
@@ -62,7 +62,6 @@ void PlainReplica::arrive() {
   if (!later_.empty() && later_.top() == arrival) later_.pop();
   else ++streamed_;
   out_.at[arrival.second] = arrival.first;
-  out_.gone[arrival.second] = ended_;
   ++waiting_;
   inbox_.push_back(arrival.second);
 }

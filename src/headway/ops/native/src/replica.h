@@ -34,7 +34,6 @@ enum class Ended : int64_t { refused, stop, length };
 // What happened to each request, ps; -1 = never.
 struct PlainOutcome {
   std::vector<int64_t> at, admitted, first, last, tokens, ended, preemptions, how;
-  std::vector<int64_t> gone;                 // how many had ended when it arrived
   std::vector<std::vector<int64_t>> times;  // of its tokens, where asked for
   int64_t steps = 0, step_tokens = 0, step_rows = 0, busy = 0, end = 0;
 };
