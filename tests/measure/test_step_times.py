@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from headway.core.errors import BadInput
 from headway.engine.profile import held_formats, step_time
 from headway.measure import checkup, formats, synthetic
 from headway.measure.formats import fit_formats
+from headway.measure.patience import Patience
 from headway.measure.trial import Point, observe
 from headway.model.rope import inverse_frequencies, rope
 from headway.ops import native
@@ -134,6 +136,21 @@ def test_fits_are_added_to_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     fitted = found.fits["reference"]["f32"][0]
     assert fitted.math == "fp32" and fitted.low <= 1 <= fitted.high and all(what.endswith("f32") for what in told)
     assert step_time(tiny()[2], found, ReferenceBackend()).label == "estimate"
+
+
+def test_a_busy_machine_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured until then stays; the rest is named."""
+    monkeypatch.setattr(synthetic, "SIZES", (("narrow", TINY), ("wide", TINY)))
+    monkeypatch.setattr(formats, "PROBE_BYTES", 1 << 20)
+    ticks = itertools.count()
+    patience = Patience(idle=10, now=lambda: float(next(ticks)))
+    profile = fit_formats(replace_fits(PROFILE), "reference", ["f32"], patience=patience)
+    assert not profile.fits and patience.over and next(ticks) < 40
+    assert patience.sentence("f32") == "f32: not measured, for the machine was busy: 30 s had passed"
+    _, trial, shape = tiny()
+    model = StepTime(shape, step_time(shape, PROFILE, ReferenceBackend()).model.hardware, math="fp32")
+    steady, later = Rates(1e10, 1e11), Patience(idle=1, now=itertools.count().__next__)
+    assert len(observe(trial, model, [Point(1, 128)], lambda: steady, 10, patience=later)) == 3
 
 
 @needs_native

@@ -25,13 +25,13 @@ def doctor(
 ) -> None:
     """Instruction sets, cores, memory, measured bandwidth and arithmetic; predicted and measured tokens per second.
 
-    Takes half a minute, and ten seconds more for each weight format that `headway probe` has not timed here; on a busy
-    machine, minutes."""
+    Takes half a minute, and ten seconds more for each weight format that `headway probe` has not timed here. Where a
+    busy machine takes three times as long, the rest is left out."""
     from headway.cli.terminal import note, progress, stdout
     from headway.measure.checkup import checkup
     from headway.measure.synthetic import QUICK_ROUNDS, ROUNDS
 
-    note("this takes about half a minute, on a busy machine minutes" + ("" if quick else "; --quick is quicker"))
+    note("this takes about half a minute, on a busy machine more" + ("" if quick else "; --quick is quicker"))
     rounds = QUICK_ROUNDS if quick else ROUNDS
     with progress() as show:
         report = checkup(engine.model, context, engine.threads, engine.backend, measure, rounds, show)

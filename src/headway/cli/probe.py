@@ -46,7 +46,8 @@ def probe(
     json: Json = False,
 ) -> None:
     """Read bandwidth by number of threads, arithmetic rate by number format, and what Headway's own steps reach of
-    them in each weight format: about ten seconds per format."""
+    them in each weight format: about ten seconds per format. Where a busy machine takes three times as long, the rest
+    is left out."""
     if context.invoked_subcommand is not None:
         return
     import msgspec
@@ -58,6 +59,7 @@ def probe(
     from headway.engine.profile import profile_path
     from headway.measure.doubts import WAITING, Waiting, doubts
     from headway.measure.formats import USUAL, fit_formats, machine_probe, measure_machine
+    from headway.measure.patience import Patience
     from headway.measure.probe import save_profile
     from headway.measure.synthetic import QUICK_ROUNDS, ROUNDS, SECONDS, steps
     from headway.report.document import show
@@ -68,10 +70,10 @@ def probe(
     kind, math = made.name, made.math
     usual = USUAL if kind == "native" else ("f32",)
     wanted = usual if formats is None else () if formats == "none" else tuple(dict.fromkeys(formats.split(",")))
-    waiting = Waiting()
     rounds = QUICK_ROUNDS if quick else ROUNDS
     seconds = MACHINE_SECONDS + len(wanted) * steps(rounds) * SECONDS
     note(f"this takes about {duration(seconds)} on an idle machine" + ("" if quick else "; --quick is quicker"))
+    waiting, patience = Waiting(), Patience(seconds)
     with progress() as report:
         report("measuring memory and arithmetic", 0, None)
         profile = measure_machine(cores)
@@ -79,8 +81,11 @@ def probe(
         before = look()
         if waiting.share() > WAITING:
             note("other programs are running: this takes longer, and may end with nothing to save")
-        profile = fit_formats(profile, kind, wanted, report, rounds)
+        profile = fit_formats(profile, kind, wanted, report, rounds, patience)
+    fitted = profile.fits.get(kind, {})
     reasons = doubts(profile, wanted, kind, waiting.share(), (before, look()))
+    if missing := [name for name in wanted if name not in fitted]:
+        reasons.append(patience.sentence(", ".join(missing)))
     if json:
         print(msgspec.json.format(msgspec.json.encode(profile)).decode())
     else:

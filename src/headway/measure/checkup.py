@@ -14,7 +14,8 @@ from headway.engine.machine import free_memory, isa, usable_cores
 from headway.engine.profile import held_formats, saved_profile, step_time
 from headway.measure.fit import Observation
 from headway.measure.formats import fit_formats, for_regime, machine_probe, measure_machine
-from headway.measure.synthetic import ROUNDS
+from headway.measure.patience import Patience
+from headway.measure.synthetic import ROUNDS, SECONDS, steps
 from headway.measure.trial import BLOCK, Point, Trial, observe
 from headway.model.load import Model, load
 from headway.model.source import DEFAULT_MODEL, Progress
@@ -27,6 +28,8 @@ from headway.shape.model import kv_bytes
 
 BATCHES = (1, 8, 32)
 PROMPT = 512
+IDLE = 30.0  # seconds that all but fits take on an idle machine
+FITS = 2  # that a model may need: of its matrices and its head
 ROOM = 1.1  # bytes a measurement may need over what its cache takes
 
 
@@ -74,7 +77,7 @@ class Checkup(msgspec.Struct, frozen=True):
     Attributes:
         label: "estimate" or "bound": what the predictions are; `reason` says why only a bound.
         bandwidth_now: bytes/s that memory gave when the predictions were made.
-        not_measured: why no real steps were run; "" if they were.
+        not_measured: what was not, and why; "" = all was.
     """
 
     isa: list[str]
@@ -136,7 +139,8 @@ def checkup(
     report("loading the model", 0, None)
     loaded = load(DEFAULT_MODEL if model is None else model, device, room=free)
     report("measuring memory bandwidth and arithmetic", 0, None)
-    profile = _with_fits(measure_machine(cores), device, loaded, report, rounds)
+    patience = Patience(IDLE + FITS * steps(rounds) * SECONDS)
+    profile = _with_fits(measure_machine(cores), device, loaded, report, rounds, patience)
     probe = machine_probe(cores, device.math)
     now = probe()
     said = step_time(loaded.shape, profile, device, now)
@@ -145,9 +149,13 @@ def checkup(
     missing = _not_measured(loaded, points, context) if real else "not asked for"
     found: list[Observation] = []
     if not missing:
-        found = _real_steps(device, loaded, said.model, points, probe, report, rounds)
+        found = _real_steps(device, loaded, said.model, points, probe, report, rounds, patience)
+        seen = {one.point for one in found}
+        names = [point.name for point in points if f"{loaded.shape.name}: {point.name}" not in seen]
+        missing = patience.sentence(", ".join(names)) if names else ""
+    if found:
         speed = median(one.bandwidth for one in found)
-        profile = for_regime(profile, device, loaded.shape, speed, report, rounds)
+        profile = for_regime(profile, device, loaded.shape, speed, report, rounds, patience)
         now = Rates(median(one.bandwidth for one in found), median(one.peak for one in found))
         said = step_time(loaded.shape, profile, device, now)
     best = max(now.bandwidth, profile.bandwidth)
@@ -182,14 +190,16 @@ def checkup(
     )
 
 
-def _with_fits(profile: Profile, device: Backend, loaded: Model, report: Progress, rounds: int) -> Profile:
+def _with_fits(
+    profile: Profile, device: Backend, loaded: Model, report: Progress, rounds: int, patience: Patience
+) -> Profile:
     """With the saved fits, and those that this model needs besides, measured now."""
     saved = saved_profile()
     if saved is not None and saved.threads == profile.threads:
         profile = msgspec.structs.replace(profile, fits=saved.fits)
     known = profile.fits.get(device.name, {})
     missing = [format for format in dict.fromkeys(held_formats(loaded.shape, device)) if format not in known]
-    return fit_formats(profile, device.name, missing, report, rounds) if missing else profile
+    return fit_formats(profile, device.name, missing, report, rounds, patience) if missing else profile
 
 
 def _not_measured(loaded: Model, points: list[Point], context: int) -> str:
@@ -204,7 +214,7 @@ def _not_measured(loaded: Model, points: list[Point], context: int) -> str:
 
 def _real_steps(
     device: Backend, loaded: Model, model: StepTime, points: list[Point], probe: Callable[[], Rates],
-    report: Progress, rounds: int,
+    report: Progress, rounds: int, patience: Patience,
 ) -> list[Observation]:  # fmt: skip
     trial = Trial(device, loaded.forward, loaded.shape, points)
     done, total = itertools.count(1), len(points) * (rounds + 1)
@@ -213,9 +223,10 @@ def _real_steps(
         report(f"running real steps of {loaded.info.name}", next(done), total)
 
     for point in points:
-        trial.run(point)  # buffers grow once
-        one_more()
-    found = observe(trial, model, points, probe, rounds, one_more)
+        if not patience.over:
+            trial.run(point)  # buffers grow once
+            one_more()
+    found = observe(trial, model, points, probe, rounds, one_more, patience)
     trial.close()
     return found
 

@@ -11,6 +11,7 @@ import msgspec
 
 from headway.engine.machine import free_memory
 from headway.engine.profile import held_formats
+from headway.measure.patience import OutOfTime, Patience
 from headway.measure.probe import float32_rate, measure, read_bandwidth
 from headway.measure.synthetic import ROUNDS, measure_format, steps
 from headway.model.source import Progress
@@ -51,6 +52,7 @@ def fit_formats(
     formats: Sequence[str],
     report: Progress = lambda what, done, total: None,
     rounds: int = ROUNDS,
+    patience: Patience | None = None,
 ) -> Profile:
     """The profile with fits of a backend ("native" or "reference") on these formats: about ten seconds for each.
 
@@ -58,6 +60,7 @@ def fit_formats(
         formats: as matrices are held: a storage format, or "int8/128", "int4/32": quantised at load in such groups.
         report: told how many steps are timed, of all.
         rounds: how often each size of step is timed.
+        patience: when it runs out, the other formats are left out.
 
     Raises:
         BadInput: a format is not one.
@@ -68,7 +71,10 @@ def fit_formats(
     timed, total = itertools.count(1), steps(rounds) * len(formats)
     what = f"timing made-up models in {', '.join(formats)}"
     for format, (make, stored) in makers.items():
-        found = measure_format(make, stored, probe_of, lambda: report(what, next(timed), total), rounds)
+        try:
+            found = measure_format(make, stored, probe_of, lambda: report(what, next(timed), total), rounds, patience)
+        except OutOfTime:
+            break
         known = fits.setdefault(backend, {}).get(format, [])
         others = [one for one in known if all(not covers(new, one.bandwidth[1]) for new in found)]
         fits[backend][format] = found + others
@@ -82,14 +88,16 @@ def for_regime(
     bandwidth: float,
     report: Progress = lambda what, done, total: None,
     rounds: int = ROUNDS,
+    patience: Patience | None = None,
 ) -> Profile:
     """The profile with fits for a regime with this bandwidth, as far as the machine is in it still. What the profile
     does not know at all is not measured."""
     for format in dict.fromkeys(held_formats(shape, backend)):
         known = profile.fits.get(backend.name, {}).get(format)
-        if known and not any(covers(one, bandwidth) for one in known):
+        given_up = patience is not None and patience.over
+        if known and not given_up and not any(covers(one, bandwidth) for one in known):
             report(f"the machine changed its speed since {format} was timed: once more", 0, None)
-            profile = fit_formats(profile, backend.name, [format], report, rounds)
+            profile = fit_formats(profile, backend.name, [format], report, rounds, patience)
     return profile
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from headway.measure.fit import Observation, fit_regimes
+from headway.measure.patience import Patience
 from headway.measure.trial import Point, Trial, observe
 from headway.model import llama
 from headway.model.config import DecoderConfig
@@ -64,7 +65,7 @@ def synthetic(config: DecoderConfig, name: str, backend: Backend, format: str) -
 
 def measure_format(
     make: Callable[[], Backend], format: str, probe_of: Callable[[str], Callable[[], Rates]],
-    progress: Callable[[], None] = lambda: None, rounds: int = ROUNDS,
+    progress: Callable[[], None] = lambda: None, rounds: int = ROUNDS, patience: Patience | None = None,
 ) -> list[Fit]:  # fmt: skip
     """Fit what a backend reaches on matrices stored in `format`, in each regime the machine was in.
 
@@ -73,7 +74,11 @@ def measure_format(
         probe_of: number format -> what measures the machine.
         progress: called after every measured step.
         rounds: how often each size of step is timed.
+
+    Raises:
+        OutOfTime: patience ran out.
     """
+    patience = patience or Patience()
     found: list[Observation] = []
     math = ""
     for name, config in SIZES:
@@ -82,8 +87,10 @@ def measure_format(
         math = backend.math
         trial.run(Point(0, 128, 512))  # buffers grow once
         machine = Hardware(name, "cpu", 1.0, 1.0, {}, "", "")  # rates are probed beside every step
-        found += observe(trial, StepTime(shape, machine, math=math), POINTS, probe_of(math), rounds, progress)
+        model = StepTime(shape, machine, math=math)
+        found += observe(trial, model, POINTS, probe_of(math), rounds, progress, patience)
         trial.close()
+        patience.check()
         del trial, backend
         gc.collect()  # a model's weights are gone before the next one's are made
     return fit_regimes(found, math)

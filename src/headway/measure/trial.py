@@ -14,6 +14,7 @@ from headway.core.request import SamplingParams
 from headway.core.step import BlockIds, Capabilities, RowInit, StepPlan, StepResult, StepShape, Work
 from headway.executor.model import ModelExecutor
 from headway.measure.fit import Observation
+from headway.measure.patience import Patience
 from headway.ops.protocol import Backend, Forward
 from headway.roofline.profile import Rates
 from headway.roofline.step import StepTime
@@ -106,7 +107,7 @@ class Trial:
 
 def observe(
     trial: Trial, model: StepTime, points: Sequence[Point], probe: Callable[[], Rates], rounds: int,
-    progress: Callable[[], None] = lambda: None,
+    progress: Callable[[], None] = lambda: None, patience: Patience | None = None,
 ) -> list[Observation]:  # fmt: skip
     """Run every point `rounds` times, in turns, each between two probes. Steps while the machine changed its speed are
     left out, unless a point has no others.
@@ -114,12 +115,15 @@ def observe(
     Args:
         model: of the trial's model, to say what a step has to do.
         probe: measures the machine.
+        patience: when it runs out, what was observed until then is all.
     """
     found: list[Observation] = []
     unsteady: list[Observation] = []
     before = probe()
     for _ in range(rounds):
         for point in points:
+            if patience is not None and patience.over:
+                break
             shape, seconds = trial.run(point)
             after = probe()
             name = f"{model.shape.name}: {point.name}"

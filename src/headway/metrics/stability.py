@@ -1,9 +1,9 @@
 """Does a system keep up with what is asked of it? A queue that grows without end makes latencies of a run's length.
 
-The number inside is a random walk that a stable system pulls back. Where nothing pulls, it grows by the rate of arrivals
-less the rate of service, give or take what arrivals and service scatter. The rule is a t-test of that growth: over equal
-parts of the time in which requests arrive, is the mean growth of a part above 0? Parts that follow each other are nearly
-independent while the queue grows, and pull each other back where it does not (so a burst at the end, or a busy hour,
+The number inside is a random walk that a stable system pulls back. Where nothing pulls, it grows by the rate of
+arrivals less the rate of service, give or take what arrivals and service scatter. The rule is a t-test of that growth:
+over equal parts of the time in which requests arrive, is the mean growth of a part above 0? Parts that follow each
+other are nearly independent while the queue grows, and pull each other back where it does not (so a burst at the end
 raises the scatter as much as the growth): a walk without pull is blamed in 5 % of runs, a stable system in fewer.
 Batch means and their t-test: Law, Simulation Modeling and Analysis, 9.5.3.
 """
