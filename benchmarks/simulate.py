@@ -7,15 +7,15 @@ The bars: a million simulated requests a minute at 8 running and 200,000 at 64, 
 those of the Azure conversation trace; an hour of 1,000 replicas at half a request a second each in ten minutes and
 4 GiB. All count from the requests to the summary that `headway simulate --json` prints. `scheduler` is the same
 through the scheduler that serves, which plays what is not plain (see docs/simulate.md). Last results (2 vCPU x86-64
-container with little else to do, lengths of the trace; the bar at 8 running is missed):
+container with little else to do, lengths drawn like the trace's):
 
                                             requests    CPU s   wall s  per CPU min peak GiB
-    1 running                                  50000      4.5      4.5      671,830     0.14
-    8 running                                 100000      7.6      7.7      787,203     0.23
-    64 running                                100000      6.0      6.0    1,001,592     0.23
-    8 running, scheduler                        2000      1.7      1.7       71,839     0.23
-    64 running, scheduler                       1000      2.1      2.1       28,949     0.23
-    an hour of 100 replicas                   180000     18.8     18.9      574,107     0.37
+    1 running                                  50000      2.5      2.6    1,179,879     0.14
+    8 running                                 100000      4.4      4.4    1,378,151     0.23
+    64 running                                100000      4.6      4.6    1,303,258     0.23
+    8 running, scheduler                        2000      1.8      1.8       68,314     0.23
+    64 running, scheduler                       1000      1.9      1.9       31,108     0.23
+    an hour of 100 replicas                   180000      9.4      9.5    1,147,128     0.37
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from headway.simulate import play
 from headway.simulate.arrivals import Arrivals, Closed
 from headway.simulate.deploy import Deployed, EngineSetup, deployed
 from headway.simulate.driver import Source
-from headway.simulate.plain import available, play_plain
+from headway.simulate.plain import available, play_plain, prices_of
 from headway.simulate.trail import Trail
 from headway.traffic.load import Load
 from headway.traffic.traces import TraceRow
@@ -125,3 +125,21 @@ def test_what_is_not_plain_is_left_to_the_scheduler(
 ) -> None:
     one = small(msgspec.structs.replace(BASE, **setup), 13, 5, 12, None)
     assert play_plain(one, source, replicas, in_turn, 0, lambda ended: None) is None
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("llama-3.1-8b", 1), ("llama-3.1-70b", 4), ("mixtral-8x7b", 2)])
+def test_steady_steps_cost_by_the_tableful_what_each_costs(model: str, gpus: int) -> None:
+    one = deployed(load_shape(model), load_device("h100-sxm"), gpus, EngineSetup(prefix_cache=False, host_us=7.3))
+    ask, steady = prices_of(one)
+    assert steady is not None
+    for rows, first in ((1, 0), (1, 5120), (7, 70_656), (64, 81_920), (256, 1 << 20)):
+        each = [ask(rows, rows, rows, keys, keys, keys) for keys in range(first, first + 300)]
+        assert steady(rows, first, 300).tolist() == each
+
+
+def test_native_is_the_scheduler_with_prices_by_the_tableful() -> None:
+    one = deployed(load_shape("llama-3.1-8b"), load_device("h100-sxm"), 1, EngineSetup(prefix_cache=False))
+    rows = [TraceRow(0.0, 1 + 97 * number % 300, 1 + 31 * number % 200) for number in range(120)]
+    told = play_plain(one, Closed(rows, 3), 1, True, 0, lambda ended: None)
+    assert told is not None
+    assert left(*told) == left(*by_the_scheduler(one, Closed(rows, 3)))

@@ -69,7 +69,46 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     tokens: int = 0
 
 
-class RequestRecord(msgspec.Struct, kw_only=True):
+class Pace:
+    """When the tokens of an answer came.
+
+    Args:
+        events: (arrival ns, tokens told or 0) of each event that carried tokens.
+        tokens: of the whole answer, if that count is trusted.
+    """
+
+    __slots__ = ("_events", "_tokens", "chunk_gaps_ms")
+
+    def __init__(self, events: list[tuple[int, int]], tokens: int | None) -> None:
+        self._events, self._tokens = events, tokens
+        times = [at for at, _ in events]
+        self.chunk_gaps_ms = [(late - early) / NS_PER_MS for early, late in pairwise(times)]  # between events
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """(last token - first token) / tokens after the first chunk; undefined without any, or for an untrusted count.
+        The first chunk is taken to hold one token where the endpoint does not tell."""
+        if not self._events or self._tokens is None:
+            return None
+        (first, tokens), (last, _) = self._events[0], self._events[-1]
+        after = self._tokens - max(tokens, 1)
+        return (last - first) / after / NS_PER_MS if after > 0 else None
+
+    def token_gaps_ms(self) -> list[tuple[float, int]]:
+        """Gaps per token, and for how many tokens each: those of a chunk share its gap.
+
+        Where the endpoint does not tell tokens per chunk, the first event is taken to hold one and the rest of the
+        answer is spread evenly over the others. Empty if the count is not trusted.
+        """
+        if self._tokens is None or not self.chunk_gaps_ms:
+            return []
+        counts = [tokens for _, tokens in self._events[1:]]
+        if not all(counts):
+            counts = spread(self._tokens - 1, len(counts))
+        return [(gap / count, count) for gap, count in zip(self.chunk_gaps_ms, counts, strict=True) if count]
+
+
+class RequestRecord(msgspec.Struct, kw_only=True, gc=False):
     """One request of a run. Times are ns of one monotonic clock; 0 = did not happen.
 
     Attributes:
@@ -135,9 +174,17 @@ class RequestRecord(msgspec.Struct, kw_only=True):
         events: dict[int, tuple[int, int]] = {}
         for chunk in self.chunks:
             if chunk.kind in TOKEN_KINDS:
-                at, tokens = events.get(chunk.event, (chunk.at, 0))
-                events[chunk.event] = (at, tokens + chunk.tokens)
+                event = chunk.event
+                if event in events:
+                    at, tokens = events[event]
+                    events[event] = (at, tokens + chunk.tokens)
+                else:
+                    events[event] = (chunk.at, chunk.tokens)
         return list(events.values())
+
+    def pace(self) -> Pace:
+        """The times of its tokens; to read several things off them."""
+        return Pace(self.token_events(), self.output_tokens if self.usage_trusted else None)
 
     @property
     def ttft_ms(self) -> float | None:
@@ -161,37 +208,13 @@ class RequestRecord(msgspec.Struct, kw_only=True):
 
     @property
     def tpot_ms(self) -> float | None:
-        """(last token - first token) / tokens after the first chunk; undefined without any, or for an untrusted count.
-        The first chunk is taken to hold one token where the endpoint does not tell."""
-        events = self.token_events()
-        if not events or not self.usage_trusted:
-            return None
-        (first, tokens), (last, _) = events[0], events[-1]
-        after = (self.output_tokens or 0) - max(tokens, 1)
-        return (last - first) / after / NS_PER_MS if after > 0 else None
+        return self.pace().tpot_ms
 
     def chunk_gaps_ms(self) -> list[float]:
-        """Gaps between consecutive events that carried tokens."""
-        times = [at for at, _ in self.token_events()]
-        return [(late - early) / NS_PER_MS for early, late in pairwise(times)]
+        return self.pace().chunk_gaps_ms
 
     def token_gaps_ms(self) -> list[tuple[float, int]]:
-        """Gaps per token, and for how many tokens each: those of a chunk share its gap.
-
-        Where the endpoint does not tell tokens per chunk, the first event is taken to hold one and the rest of
-        `output_tokens` is spread evenly over the others. Empty if the count is not trusted.
-        """
-        events = self.token_events()
-        if not self.usage_trusted or len(events) < 2:
-            return []
-        counts = [tokens for _, tokens in events[1:]]
-        if not all(counts):
-            counts = spread((self.output_tokens or 0) - 1, len(events) - 1)
-        gaps = pairwise([at for at, _ in events])
-        return [
-            ((late - early) / NS_PER_MS / count, count)
-            for (early, late), count in zip(gaps, counts, strict=True) if count
-        ]  # fmt: skip
+        return self.pace().token_gaps_ms()
 
     def _since_intended(self, at: int | None) -> float | None:
         return None if at is None else (at - self.intended) / NS_PER_MS

@@ -105,7 +105,6 @@ def latencies(records: Sequence[RequestRecord]) -> dict[str, Any]:
     per_request: dict[str, tuple[Callable[[RequestRecord], float | None], Sequence[RequestRecord], str]] = {
         "ttft_ms": (lambda record: record.ttft_ms, records, "no token arrived"),
         "ttfa_ms": (lambda record: record.ttfa_ms, records, "no token of an answer arrived"),
-        "tpot_ms": (lambda record: record.tpot_ms, done, no_output),
         "e2e_ms": (lambda record: record.e2e_ms, done, nothing),
         "e2e_done_ms": (lambda record: record.e2e_done_ms, done, "no stream had an end mark" if done else nothing),
     }
@@ -115,9 +114,20 @@ def latencies(records: Sequence[RequestRecord]) -> dict[str, Any]:
         known = Ordered(_known(read, source))
         found[name] = describe(known, empty)
         tails[name] = tail(known if len(source) == len(done) else Ordered(_known(read, done)), failed)
-    chunk_gaps = [gap for record in records for gap in record.chunk_gaps_ms()]
-    token_gaps = [gap for record in done for gap in record.token_gaps_ms()]
-    per_token = Ordered([gap for gap, _ in token_gaps], [tokens for _, tokens in token_gaps])
+    tpot, chunk_gaps, token_gaps, counts = list[float](), list[float](), list[float](), list[int]()
+    for record in records:
+        pace = record.pace()
+        chunk_gaps += pace.chunk_gaps_ms
+        if not record.completed:
+            continue
+        if (mean := pace.tpot_ms) is not None:
+            tpot.append(mean)
+        for gap, tokens in pace.token_gaps_ms():
+            token_gaps.append(gap)
+            counts.append(tokens)
+    known = Ordered(tpot)
+    found["tpot_ms"], tails["tpot_ms"] = describe(known, no_output), tail(known, failed)
+    per_token = Ordered(token_gaps, counts)
     found["itl_chunk_ms"] = describe(chunk_gaps, "no stream had two chunks", independent=False)
     found["itl_token_ms"] = describe(per_token, no_output, independent=False)
     found["tails_with_failures"] = tails

@@ -146,6 +146,7 @@ class StepTimes(StepTime):
 
     def __init__(self, fleet: Fleet, efficiency: Efficiency = BOUND, all_reduce: AllReduce | None = None) -> None:
         self.amounts, self.efficiency, self.all_reduce, self.skew = fleet.amounts, efficiency, all_reduce, 0.0
+        self.routes = True  # some of them may
         load: Mapping[str, Any] = fleet.load
         self.pi, self.beta, self.gpus = load["peak"], load["bandwidth"], load["gpus"]
 

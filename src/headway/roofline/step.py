@@ -11,9 +11,11 @@ plain floats. The closed loop of served requests evaluates the same code with ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import sqrt
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from headway.core.errors import BadInput
 from headway.core.receipts import StepParts
@@ -88,17 +90,22 @@ class Efficiency(msgspec.Struct, frozen=True):
             (chunk_cache / (beta * self.stream_cache), chunk / (pi * self.prefill_attention)),
         )
 
+    @property
+    def apart(self) -> float:
+        """What `met` takes: 0 where all hides (a roofline), 4 where nothing does."""
+        both = 2.0 * (1.0 - self.overlap)
+        return both * both
+
     def meet(self, a: float, b: float) -> float:
         """Seconds of two things at once: nearly the longer one, and (2 - overlap) times it where they are equal."""
-        apart, both = a - b, 2.0 * (1.0 - self.overlap)
-        return (a + b + (apart * apart + both * both * a * b) ** 0.5) / 2.0
+        return met(a, b, self.apart)
 
     def roof(self, sides: Iterable[tuple[float, float]]) -> float:
         """Seconds of all classes, one after another; a number that is 0 is of a class this step or model has not."""
-        meet, seconds = self.meet, 0.0
+        apart, seconds = self.apart, 0.0
         for read, work in sides:
             if read.__class__ is not float or read or work:
-                seconds = seconds + meet(read, work)
+                seconds = seconds + met(read, work, apart)
         return seconds
 
     def overhead(self, work: StepWork, beta: float) -> float:
@@ -119,11 +126,20 @@ class Bound(Efficiency, frozen=True):
     and overheads of a user's own make it an assumption."""
 
     def roof(self, sides: Iterable[tuple[float, float]]) -> float:
-        read, work = zip(*sides, strict=True)
-        return self.meet(sum(read), sum(work))
+        reading = working = 0.0
+        for read, work in sides:  # in this order, of arrays too: `sum` of floats rounds otherwise
+            reading, working = reading + read, working + work
+        return self.meet(reading, working)
 
 
 BOUND = Bound()
+
+
+def met(a: float, b: float, apart: float) -> float:
+    """Seconds of two things at once; `apart`: how little hides, from 0 to 4."""
+    between = a - b
+    square = between * between + apart * a * b
+    return (a + b + (sqrt(square) if square.__class__ is float else np.sqrt(square))) / 2.0
 
 
 def limited(rate: float, limit: float) -> float:
@@ -198,6 +214,7 @@ class StepTime:
         self.gpus: float = self.layout.gpus
         self.efficiency, self.all_reduce, self.skew = efficiency or BOUND, all_reduce, skew
         self.amounts = amounts or amounts_of(shape, self.layout)
+        self.routes = bool(self.amounts.active)
 
     def predict(self, step: StepShape) -> float:
         """Seconds of the step: the bound, or the estimate if there is an `efficiency`."""
@@ -229,7 +246,9 @@ class StepTime:
         reading and arithmetic have a part each in proportion to what they would take alone."""
         work, unit, costs = self.work(step), self.amounts, self.efficiency
         classes = [
-            (met * read / (read + busy), met * busy / (read + busy)) if (met := costs.meet(read, busy)) else (0.0, 0.0)
+            (whole * read / (read + busy), whole * busy / (read + busy))
+            if (whole := costs.meet(read, busy))
+            else (0.0, 0.0)
             for read, busy in costs.sides(work, self.pi, self.beta)
         ]
         (weights, linear), (expert_read, experts), (head_read, head), decode, (chunk_read, chunk) = classes
@@ -269,6 +288,8 @@ class StepTime:
 
     def touched(self, step: StepShape) -> float:
         """Experts of a layer that the step is expected to touch; 0 of a model without."""
+        if not self.routes:
+            return 0.0
         unit, skew = self.amounts, self.skew if step.skew is None else step.skew
         return experts_touched(unit.experts, unit.active, step.tokens, skew, self.efficiency.spread)
 

@@ -123,31 +123,28 @@ class Amounts(msgspec.Struct, frozen=True):
 
     def work(self, step: StepShape, touched: float) -> StepWork:
         """What a step has to do that touches `touched` experts of each layer."""
+        tokens, logit_rows, caches, none = step.tokens, step.logit_rows, self.caches, (0,) * len(self.caches)
         rows = larger(step.rows / self.ranks, 1.0)  # of the rank with most
         share = rows / step.rows
-        chunk, prompts = step.tokens - step.rows, 0.0
+        prompts = chunk_read = 0.0
         read, flops = self.state_read * rows, self.state_flops * step.rows
-        chunk_read, chunk_flops = 0.0, self.chunk_state_flops * chunk
-        decoding = bool(step.decode_kv_tokens)
-        for index, cache in enumerate(self.caches):
-            keys, pairs = step.kv_tokens[index], step.pairs[index]
-            old_keys = step.decode_kv_tokens[index] if decoding else 0
-            old_pairs = step.decode_pairs[index] if decoding else 0
+        chunk_flops = self.chunk_state_flops * (tokens - step.rows)
+        old = step.decode_kv_tokens or none, step.decode_pairs or none
+        for cache, keys, pairs, old_keys, old_pairs in zip(caches, step.kv_tokens, step.pairs, *old, strict=True):
             new_keys, new_pairs = keys - old_keys, pairs - old_pairs
             if cache.limit is not None:  # sparse attention reads at most `limit` positions per query
                 old_keys, old_pairs = min(old_keys, cache.limit * step.rows), min(old_pairs, cache.limit * step.rows)
-                new_pairs = min(new_pairs, cache.limit * step.tokens)
+                new_pairs = min(new_pairs, cache.limit * tokens)
             prompts += new_keys
             read += cache.read * share * old_keys
             flops += cache.flops * share * old_pairs
             chunk_read += cache.chunk_read * new_keys
             chunk_flops += cache.chunk_flops * new_pairs
         return StepWork(
-            (self.linear_read, self.expert_read * touched, self.head_read * (step.logit_rows > 0), read, chunk_read),
-            (self.linear_flops * step.tokens, self.expert_flops * step.tokens, self.head_flops * step.logit_rows,
-             flops, chunk_flops),
-            self.layers, self.layers * (prompts > 0), rows, step.tokens, step.tokens * self.layers * self.width,
-            step.logit_rows * self.vocab, self.expert_row * touched, self.routed * step.tokens,
+            (self.linear_read, self.expert_read * touched, self.head_read * (logit_rows > 0), read, chunk_read),
+            (self.linear_flops * tokens, self.expert_flops * tokens, self.head_flops * logit_rows, flops, chunk_flops),
+            self.layers, self.layers * (prompts > 0), rows, tokens, tokens * self.layers * self.width,
+            logit_rows * self.vocab, self.expert_row * touched, self.routed * tokens,
         )  # fmt: skip
 
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from headway.core.clock import to_ps, to_seconds
+from headway.core.clock import PS_PER_SECOND, to_ps, to_seconds
 from headway.core.errors import Rejected
 from headway.core.step import StepShape
 from headway.metrics.records import Failure, FailureKind
 from headway.ops import native
+from headway.roofline.step import StepTime
 from headway.scheduling.policies import policy_named
 from headway.scheduling.policies.chunked import CHUNKED
 from headway.scheduling.policies.fcfs import FCFS
@@ -50,12 +51,13 @@ def play_plain(
         return None
     load = _Load(deployed, columns, detail)
     trail, busy, found = Trail(), 0, _Found(len(columns.rows))
+    prices = native.load().StepPrices(*prices_of(deployed))
     for number in range(min(replicas, len(columns.rows))):
         chosen = slice(number, None, replicas)
         begin = columns.at[0]
         look = _Look(deployed, trail.series, begin, progress) if number == 0 else lambda *_: NEVER
         try:
-            one = native.load().play(_setup(deployed), **load.columns(chosen), ask=_ask(deployed), look=look)
+            one = native.load().play(_setup(deployed), **load.columns(chosen), prices=prices, look=look)
         except OverflowError:  # the scheduler itself says what is wrong
             return None
         if deployed.setup.prefix_cache and one["preemptions"].any():
@@ -73,7 +75,7 @@ def play_plain(
 
 def available() -> bool:
     """Whether the native module is there, and not one that was built before it could."""
-    return native.available() and hasattr(native.load(), "play")
+    return native.available() and hasattr(native.load(), "StepPrices")
 
 
 def _plain(deployed: Deployed, columns: Columns, replicas: int, in_turn: bool) -> bool:
@@ -102,15 +104,24 @@ def _setup(deployed: Deployed) -> Any:
     )  # fmt: skip
 
 
-def _ask(deployed: Deployed) -> Callable[..., int]:
-    """How long a step takes, ps: the one step-time model."""
-    predict, host = deployed.model.predict, deployed.host_seconds
+def prices_of(deployed: Deployed) -> tuple[Callable[..., int], Callable[[int, int, int], np.ndarray] | None]:
+    """How long a step takes, ps, by the one step-time model; and how long steps take in which each of `rows` rows has
+    one new token, int64 of `count` steps that read `first` and more keys. That model has room for arrays, if no query's
+    keys are limited."""
+    model, host = deployed.model, deployed.host_seconds
+    predict = model.predict
 
     def ask(tokens: int, rows: int, logits: int, keys: int, pairs: int, decode_keys: int) -> int:
         decodes = (decode_keys,)
         return to_ps(predict(StepShape(tokens, rows, logits, (keys,), (pairs,), decodes, decodes)) + host)
 
-    return ask
+    def steady(rows: int, first: int, count: int) -> np.ndarray:
+        keys: Any = (np.arange(first, first + count),)
+        seconds: Any = predict(StepShape(rows, rows, rows, keys, keys, keys, keys)) + host
+        return np.rint(seconds * PS_PER_SECOND).astype(np.int64)
+
+    limited = not isinstance(model, StepTime) or any(cache.limit is not None for cache in model.amounts.caches)
+    return ask, None if limited else steady
 
 
 class _Look:

@@ -162,7 +162,7 @@ nb::object as_array(std::vector<int64_t>&& values) {
 
 nb::dict play(const ReplicaSetup& setup, const Array<int64_t, 1>& at, const Array<int64_t, 1>& prompt, const Array<int64_t, 1>& output,
               const Array<int64_t, 1>& max_len, const Array<uint8_t, 1>& refused, const Array<uint8_t, 1>& detailed, int64_t open,
-              int64_t think, AskStep ask, Look look) {
+              int64_t think, StepPrices& prices, Look look) {
   const auto same = [&](size_t size) { return size == prompt.size(); };
   if (!same(output.size()) || !same(max_len.size()) || !same(refused.size()) || !same(detailed.size()) ||
       (int64_t)at.size() < std::min<int64_t>(open, prompt.size())) {
@@ -170,7 +170,7 @@ nb::dict play(const ReplicaSetup& setup, const Array<int64_t, 1>& at, const Arra
   }
   const auto column = [](const auto& array) { return std::vector(array.data(), array.data() + array.size()); };
   const PlainLoad load{column(at), column(prompt), column(output), column(max_len), column(refused), column(detailed), open, think};
-  PlainOutcome out = PlainReplica(setup, load, std::move(ask), std::move(look)).play();
+  PlainOutcome out = PlainReplica(setup, load, prices, std::move(look)).play();
   nb::dict found;
   found["at"] = as_array(std::move(out.at));
   found["admitted"] = as_array(std::move(out.admitted));
@@ -207,7 +207,23 @@ NB_MODULE(_native, m) {
           nb::kw_only(), "block_size"_a, "blocks"_a, "max_rows"_a, "max_tokens_per_step"_a, "max_model_len"_a, "step_tokens"_a,
           "prompt_tokens"_a, "shortest_first"_a, "headroom"_a, "strict_after"_a, "idle_step"_a);
   m.def("play", &play, "setup"_a, nb::kw_only(), "at"_a, "prompt"_a, "output"_a, "max_len"_a, "refused"_a, "detailed"_a, "open"_a,
-        "think"_a, "ask"_a, "look"_a);
+        "think"_a, "prices"_a, "look"_a);
+
+  nb::class_<StepPrices>(m, "StepPrices")
+      .def(
+          "__init__",
+          [](StepPrices* s, AskStep ask, std::optional<std::function<Array<int64_t, 1>(int64_t, int64_t, int64_t)>> steady) {
+            if (!steady) {
+              new (s) StepPrices(std::move(ask), nullptr);
+              return;
+            }
+            new (s) StepPrices(std::move(ask), [steady = std::move(*steady)](int64_t rows, int64_t first, int64_t count) {
+              const auto prices = steady(rows, first, count);
+              return std::vector(prices.data(), prices.data() + prices.size());
+            });
+          },
+          "ask"_a, "steady"_a = nb::none())
+      .def("__call__", &StepPrices::operator());
 
   nb::class_<Matrix>(m, "Matrix")
       .def_prop_ro("shape", [](const Matrix& w) { return std::make_pair(w.out, w.in); })

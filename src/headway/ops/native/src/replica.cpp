@@ -14,13 +14,29 @@ constexpr int64_t OVERTAKING_BATCHES = 2;   // of admission.py
 constexpr int64_t MOST_STEPS = 1 << 20;     // of run.py
 constexpr int64_t LONGEST = int64_t(1) << 62;
 constexpr int64_t ANY = -1;
+constexpr int64_t TABLE = 1024, WORTH = 16, MOST_TABLES = 4096;  // keys; steps of it asked for before; 32 MiB in all
 
 int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 
 }  // namespace
 
-PlainReplica::PlainReplica(const ReplicaSetup& setup, const PlainLoad& load, AskStep ask, Look look)
-    : setup_(setup), load_(load), ask_(std::move(ask)), look_(std::move(look)), available_(setup.blocks) {
+int64_t StepPrices::operator()(int64_t tokens, int64_t rows, int64_t logits, int64_t keys, int64_t pairs, int64_t decode_keys) {
+  const bool steady = steady_ && tokens == rows && logits == rows && pairs == keys && decode_keys == keys;
+  if (steady) {
+    const std::pair key(rows, keys / TABLE);
+    auto found = tables_.find(key);
+    if (found == tables_.end() && tables_.size() < MOST_TABLES) found = tables_.emplace(key, Table()).first;
+    if (found != tables_.end()) {
+      Table& table = found->second;
+      if (table.prices.empty() && ++table.asked > WORTH) table.prices = steady_(rows, key.second * TABLE, TABLE);
+      if (!table.prices.empty()) return table.prices.at(keys % TABLE);
+    }
+  }
+  return ask_(tokens, rows, logits, keys, pairs, decode_keys);
+}
+
+PlainReplica::PlainReplica(const ReplicaSetup& setup, const PlainLoad& load, StepPrices& prices, Look look)
+    : setup_(setup), load_(load), prices_(prices), look_(std::move(look)), available_(setup.blocks) {
   const size_t count = load.prompt.size();
   for (auto* column : {&out_.at, &out_.admitted, &out_.first, &out_.last, &out_.ended}) column->assign(count, -1);
   for (auto* column : {&out_.tokens, &out_.preemptions, &out_.how}) column->assign(count, 0);
@@ -519,9 +535,9 @@ int64_t PlainReplica::next_step() {
 }
 
 // Picoseconds of the step so many steps after the plan that was priced, by the step-time model.
-int64_t PlainReplica::ask(int64_t ahead) const {
+int64_t PlainReplica::ask(int64_t ahead) {
   const int64_t more = ahead * priced_rows_;  // every row reads one key more in every step
-  return ask_(new_tokens_, priced_rows_, logits_, keys_ + more, pairs_ + more, decode_keys_ + more);
+  return prices_(new_tokens_, priced_rows_, logits_, keys_ + more, pairs_ + more, decode_keys_ + more);
 }
 
 }  // namespace headway

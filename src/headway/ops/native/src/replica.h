@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <queue>
 #include <set>
 #include <utility>
@@ -44,9 +45,29 @@ using AskStep = std::function<int64_t(int64_t, int64_t, int64_t, int64_t, int64_
 // Sees (now, ended, waiting, running, rows of the step, blocks owned, tokens computed) -> when it looks again, ps.
 using Look = std::function<int64_t(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t)>;
 
+// The same of steps in which each of so many rows has one new token, for so many numbers of keys from the first one on.
+using AskSteady = std::function<std::vector<int64_t>(int64_t rows, int64_t first, int64_t count)>;
+
+// What steps take. Most of a load's are steady, and of few sizes: these are asked for by the tableful, and kept.
+class StepPrices {
+ public:
+  StepPrices(AskStep ask, AskSteady steady) : ask_(std::move(ask)), steady_(std::move(steady)) {}
+  int64_t operator()(int64_t tokens, int64_t rows, int64_t logits, int64_t keys, int64_t pairs, int64_t decode_keys);
+
+ private:
+  struct Table {
+    int64_t asked = 0;  // for steps of it one by one, before it was worth while
+    std::vector<int64_t> prices;
+  };
+
+  AskStep ask_;
+  AskSteady steady_;  // null = steps are priced one by one
+  std::map<std::pair<int64_t, int64_t>, Table> tables_;  // by rows, and keys / TABLE
+};
+
 class PlainReplica {
  public:
-  PlainReplica(const ReplicaSetup& setup, const PlainLoad& load, AskStep ask, Look look);
+  PlainReplica(const ReplicaSetup& setup, const PlainLoad& load, StepPrices& prices, Look look);
   PlainOutcome play();
 
  private:
@@ -126,11 +147,11 @@ class PlainReplica {
   int64_t within_blocks(int64_t steps) const;
   int64_t price();
   int64_t next_step();
-  int64_t ask(int64_t ahead) const;
+  int64_t ask(int64_t ahead);
 
   const ReplicaSetup setup_;
   const PlainLoad& load_;
-  AskStep ask_;
+  StepPrices& prices_;
   Look look_;
   PlainOutcome out_;
 
