@@ -43,6 +43,9 @@ class ByteTokenizer:
     tool_format = format_of("")
     eos_ids = (EOS,)
 
+    def load(self) -> None:
+        pass
+
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         ids: list[int] = []
         for piece in re.split(r"(<\|im_start\|>|<\|im_end\|>)", text):

@@ -66,7 +66,7 @@ def test_each_named_rule_cuts_words_its_own_way(
     pre: str, text: str, pieces: list[str], byte_level: tokenizers.Tokenizer
 ) -> None:
     tokenizer = Tokenizer(gguf_source(gguf_metadata(byte_level, pre)))
-    assert [piece for piece, _ in tokenizer._tokenizer.pre_tokenizer.pre_tokenize_str(text)] == pieces
+    assert [piece for piece, _ in tokenizer._whole().tokenizer.pre_tokenizer.pre_tokenize_str(text)] == pieces
 
 
 def test_qwen2_composes_characters_first(byte_level: tokenizers.Tokenizer) -> None:

@@ -275,10 +275,10 @@ def build_engine(
     tokenizer = Tokenizer(opened.info.tokenizer, cache=merges_folder())
     room = AdapterLimits(options.lora_room, options.max_lora_rank) if options.lora_room else None
     with ThreadPoolExecutor(1) as aside:
-        building = aside.submit(tokenizer.load) if encodes else None
+        tried = aside.submit(tokenizer.encode, "") if encodes else None  # which finds what is damaged
         model = opened.prepare(backend, free, tokenizer.vocab_size, room)
-        if building is not None:
-            building.result()
+        if tried is not None:
+            tried.result()
     adapters = None if model.adaptable is None else AdapterTable(model.adaptable)
     limits, memory = _limits(options, model, backend, free)
     profile = saved_profile()

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,7 @@ from headway.scheduling.policies.priority import PRIORITY
 
 STDIN = 0
 MOST_COMMANDS, MOST_TOKENS = 256, 1 << 17  # read between two steps: prompts are hashed, which streams wait for
+QUIET_SECONDS = 1.0  # without a request, after which a chore is done
 BLOCKED_SECONDS = 0.01  # pause of a turn in which nothing could be done though requests wait
 
 
@@ -93,6 +94,8 @@ class Loaded:
         close: gives back what the engine holds, and completes its event log.
         rotate: called when no request is live; begins a new event log if the old one is full.
         hang_seconds: a turn that takes longer ends the process.
+        settling: goes on, a little at a time, until the first command comes.
+        chores: done once each, when nobody has asked for a while: who asks meanwhile waits for its end.
     """
 
     ready: Ready
@@ -102,6 +105,8 @@ class Loaded:
     close: Callable[[], None]
     rotate: Callable[[], None] = lambda: None
     hang_seconds: float = 600.0
+    settling: Iterator[int] = iter(())  # noqa: RUF009 - it is empty
+    chores: Sequence[Callable[[], None]] = ()
 
 
 class Host:
@@ -113,13 +118,18 @@ class Host:
         self._tray = loaded.tray
         self._status = loaded.status
         self._rotate = loaded.rotate
+        self._settling = loaded.settling
+        self._chores = list(loaded.chores)
         self._compiling: dict[str, tuple[Submit, Future[Any]]] = {}  # requests that wait for their grammars
         self.turns = 0
-        self.waits = False  # for a command
+        self.waits = False  # for a command, or does what nobody waits for
 
     def run(self) -> None:
         """Until a `Stop` comes."""
         pause = False
+        self.waits = True
+        while not self._channel.poll(0) and next(self._settling, None) is not None:
+            pass
         while True:
             self.turns += 1
             refused: list[Refusal] = []
@@ -142,6 +152,8 @@ class Host:
         elif self._loop.idle:
             self._rotate()
             self.waits = True
+            while self._chores and not self._channel.poll(QUIET_SECONDS):
+                self._chores.pop(0)()
             message = self._channel.receive()
             self.waits = False
         elif pause:
@@ -283,9 +295,8 @@ def start_engine(line: bytes) -> Loaded:
         return writers[-1]
 
     engine = build_engine(options, subscribers=(tray.fold,), make_writer=make_writer, encodes=False)
-    if engine.loop.grammars is not None:
-        engine.loop.grammars.warm()
-    settle(engine.loop.executor, engine.pacing)
+    settling = settle(engine.loop.executor, engine.pacing)
+    next(settling)
     gc.collect()
     gc.freeze()  # or a collection walks through all of the tokenizer in the middle of a step: a tenth of a second
     scheduler = engine.loop.scheduler
@@ -317,7 +328,8 @@ def start_engine(line: bytes) -> Loaded:
         adapters=engine.loop.adapter_paths(),
         priorities=options.policy == PRIORITY.name,
     )
-    return Loaded(ready, engine.loop, tray, status, engine.close, rotate, options.hang_seconds)
+    chores = () if engine.loop.grammars is None else (engine.loop.grammars.warm,)
+    return Loaded(ready, engine.loop, tray, status, engine.close, rotate, options.hang_seconds, settling, chores)
 
 
 if __name__ == "__main__":

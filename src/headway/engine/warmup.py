@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headway.core.request import SamplingParams
@@ -17,12 +18,12 @@ from headway.executor.simulated import FixedCosts
 from headway.scheduling.budget import Budget, StepTimeModel, largest_chunk
 from headway.scheduling.shape import ShapeBuilder
 
-CHUNK, SMALL_CHUNK, SLOW = 64, 16, 0.1  # tokens; the small one where a decode takes longer than SLOW seconds
+CHUNK, SMALL_CHUNK, SLOW = 32, 16, 0.1  # tokens; the small one where a decode takes longer than SLOW seconds
 CONTEXT = 1024  # tokens of the long context
 TRIES = 2
 
 SETTLE_SECONDS = 0.5
-TOUCHED = 64  # blocks of each group that are written at once
+TOUCHED = 16  # blocks of each group that are written at once
 
 DECODES = 3.0  # what a step may take beside decodes, in decode steps
 LEAST_MS = 20.0  # a faster stream than fifty tokens a second helps nobody
@@ -92,10 +93,11 @@ def usual_step_ms(decode_ms: float) -> float:
     return max(LEAST_MS, DECODES * decode_ms)
 
 
-def settle(executor: Executor, pacing: Pacing, seconds: float = SETTLE_SECONDS) -> int:
-    """What a server does before anybody asks, so that no stream waits while memory is mapped: the largest step there
-    will be, and for so long at most the cache is written once, from the blocks on that are handed out first. On an
-    executor that holds no rows -> how many blocks of each group were written.
+def settle(executor: Executor, pacing: Pacing, seconds: float = SETTLE_SECONDS) -> Iterator[int]:
+    """What a server does before anybody asks, so that no stream waits while memory is mapped: first the largest step
+    there will be, then, a little at a time and for so long at most, the cache is written once, from the blocks on that
+    are handed out first. On an executor that holds no rows, and for as long as it has held none -> each time, how many
+    blocks of each group were written so far.
     """
     limits, budget = executor.capabilities(), pacing.budget
     steps = _Steps(executor, limits)
@@ -105,12 +107,15 @@ def settle(executor: Executor, pacing: Pacing, seconds: float = SETTLE_SECONDS) 
         longest = budget.milliseconds * budget.alone
         most = largest_chunk(ShapeBuilder(limits.windows), 0, most, pacing.model, longest)
     if most > 1:
-        steps.seconds(0, most)
-    end, written = time.monotonic() + seconds, 0
-    while written < max(limits.blocks) and time.monotonic() < end:
+        steps.seconds(0, most, tries=1)
+    written, spent, blocks = 0, 0.0, max(limits.blocks)
+    yield written
+    while written < blocks and spent < seconds:
+        began = time.monotonic()
         steps.write(written, written + TOUCHED)
-        written += TOUCHED
-    return min(written, max(limits.blocks))
+        written = min(written + TOUCHED, blocks)
+        spent += time.monotonic() - began
+        yield written
 
 
 class _Steps:
@@ -121,7 +126,7 @@ class _Steps:
         self._limits = limits
         self._numbers = itertools.count()
 
-    def seconds(self, start: int, count: int) -> float:
+    def seconds(self, start: int, count: int, tries: int = TRIES) -> float:
         """The shortest of a few tries of a step that computes `count` tokens from `start` on."""
         blocks = -(-(start + count) // self._limits.block_size)
         table = tuple(tuple(range(blocks)) for _ in self._limits.blocks)
@@ -129,7 +134,7 @@ class _Steps:
         row = RowInit(_LABEL, (0,) * (start + count), start + count, params, blocks=table)
         self._run(new=(row,), copies=self._copies(1, blocks))  # memory that was never written is not read like a cache
         work = (Work(_LABEL, start, count, logits=1, sample=True),)
-        best = min(self._run(work=work) for _ in range(TRIES))
+        best = min(self._run(work=work) for _ in range(tries))
         self._run(gone=(_LABEL,))
         return best
 

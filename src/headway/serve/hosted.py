@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -16,6 +17,8 @@ from headway.serve.errors import ApiError
 from headway.serve.link import EngineLink
 from headway.serve.metrics import Metrics, Series, gauges
 from headway.serve.text import PromptReader, Text
+
+QUIET_SECONDS = 1.0
 
 
 class Phase(Enum):
@@ -78,6 +81,15 @@ class HostedModel:
         if ready is not None and not self.link.failed:
             self._reader = PromptReader(await text, ready.max_model_len, ready.default_params)
             self.ready = ready
+
+    async def complete(self) -> None:
+        """Get ready for long texts too, when nobody has asked for anything for a while."""
+        quiet = False
+        while not quiet:
+            await asyncio.sleep(QUIET_SECONDS)
+            quiet = not self.link.active and time.monotonic() - self.link.turned > QUIET_SECONDS
+        if self._reader is not None:
+            await asyncio.to_thread(self._reader.text.load)
 
     @property
     def reader(self) -> PromptReader:

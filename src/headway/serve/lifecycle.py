@@ -250,11 +250,14 @@ class _Life:
         gc.collect()
         gc.freeze()
         ended = asyncio.gather(*(self._mourn(model) for model in self._models))
+        completing = [asyncio.create_task(model.complete()) for model in self._models]
         await asyncio.wait((ended, asked), return_when=asyncio.FIRST_COMPLETED)
         if self._signals:
             await self._drain()
         else:
             await asyncio.sleep(LINGER_SECONDS)
+        for task in completing:
+            task.cancel()
         ended.cancel()  # what ends from now on was asked to
         with suppress(asyncio.CancelledError):
             await ended

@@ -32,7 +32,7 @@ class ModelText:
         # a thread of low priority that held it longer would keep the event loop, which waits for it, from running.
         self._aside = ThreadPoolExecutor(2, thread_name_prefix="encode", initializer=step_back)
         self._tokenizer = Tokenizer(info.tokenizer, self._aside, merges_folder())
-        self._tokenizer.encode_around("", {})  # builds what it needs now, not while the event loop waits for it
+        self._tokenizer.encode("")  # finds what is damaged
         source = info.tokenizer.chat_template
         self._template = None if source is None else ChatTemplate(source, self._tokenizer.template_tokens())
         self.vocab_size = self._tokenizer.vocab_size
@@ -46,6 +46,9 @@ class ModelText:
             )
             raise BadInput("--tool-parser", f"{tool_parser!r}: {problem}")
         self.longest_token = self._tokenizer.longest()
+
+    def load(self) -> None:
+        self._tokenizer.load()
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special=add_special)

@@ -31,6 +31,10 @@ class Text(Protocol):
     template: str  # the chat template's source; "" = there is none
     tool_format: ToolFormat  # how the model calls tools
 
+    def load(self) -> None:
+        """Build now what long texts need; short ones can be encoded before. Other threads may stand still meanwhile."""
+        ...
+
     def encode(self, text: str, add_special: bool = True) -> list[int]: ...
 
     def encode_chat(self, messages: Sequence[dict[str, Any]], ending: Ending, **options: Any) -> list[int]:

@@ -10,6 +10,7 @@ from tokenizers.decoders import Decoder
 
 from headway.core.errors import shown
 from headway.text import gguf_pieces, gguf_words
+from headway.text.excerpt import Cutter
 from headway.text.gguf_header import CONTROL, UNUSED, Header
 
 _KINDS = {"gpt2": gguf_words, "llama": gguf_pieces}  # tokenizer.ggml.model
@@ -35,6 +36,11 @@ def build(header: Header, cache: Path | None) -> Tokenizer:
     tokenizer.add_special_tokens([token for token in tokens if token.special])
     tokenizer.add_tokens([token for token in tokens if not token.special])
     return tokenizer
+
+
+def cutter(header: Header) -> Cutter:
+    """What cuts headers for single texts out of this one. Raises as `build`."""
+    return _kind(header).Cutter(header)
 
 
 def decoder(header: Header) -> Decoder:

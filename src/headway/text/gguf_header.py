@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken
 
 from headway.core.errors import ModelFileError, shown
@@ -77,6 +78,13 @@ class Header:
         if id is not None and (type(id) is not int or not 0 <= id < 2**32):
             raise self.fault(f"{key}: {shown(id)} is not a token id")
         return id
+
+    def cut(self, ids: Sequence[int], keys: Mapping[str, Any]) -> Header:
+        """The header of these tokens alone, numbered anew in this order; keys: what it says otherwise."""
+        tokens, types = self.tokens, self.types
+        small = {"tokens": [tokens[id] for id in ids], "token_type": [types[id] for id in ids], **keys}
+        metadata = {**self._source.metadata, **{f"tokenizer.ggml.{key}": value for key, value in small.items()}}
+        return Header(msgspec.structs.replace(self._source, metadata=metadata))
 
     def fault(self, problem: str) -> ModelFileError:
         return ModelFileError(f"{self._source.path}: {problem}")

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
@@ -44,6 +45,29 @@ def build(header: Header, cache: Path | None) -> Tokenizer:
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if _prefix(header) else spaces
     tokenizer.decoder = decoder(header)
     return tokenizer
+
+
+class Cutter:
+    """As of `headway.text.excerpt.Cutter`."""
+
+    def __init__(self, header: Header) -> None:
+        self.pieces: Sequence[str] = _pieces(header)
+        self.lead = _SPACE if _prefix(header) else ""
+        self._scores = _scores(header)
+        self._unknown = header.token_id("unknown")
+        self.always = [id for id, _, kind in header.marked if kind in (UNKNOWN, BYTE)]
+        if self._unknown is not None and self._unknown < len(self.pieces):
+            self.always.append(self._unknown)
+
+    def written(self, text: str) -> str | None:
+        return text.replace(" ", _SPACE)
+
+    def keys(self, ids: Mapping[int, int]) -> dict[str, Any]:
+        return {
+            "tokens": [self.pieces[id] for id in ids],
+            "scores": [self._scores[id] for id in ids],
+            "unknown_token_id": None if self._unknown is None else ids.get(self._unknown),
+        }
 
 
 def decoder(header: Header) -> decoders.Decoder:
@@ -104,7 +128,7 @@ def merge_pairs(vocab: Mapping[str, int], scores: Sequence[float]) -> np.ndarray
     lefts: list[int] = []
     rights: list[int] = []
     made: list[int] = []
-    left_over = _MOST_BEGINNINGS * (len(vocab) + 64)
+    left_over = _MOST_BEGINNINGS * (len(vocab) + 1024)  # few may all begin with one another: a run of spaces
     beginnings: list[tuple[str, int, int]] = []  # pieces that the one looked at starts with: itself, length, id
     for piece in sorted(vocab):
         while beginnings and not piece.startswith(beginnings[-1][0]):

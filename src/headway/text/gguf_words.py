@@ -8,14 +8,16 @@ GPT-4o. Families share them: OLMo 2 and Phi 4 have dbrx's, Granite 3 refact's, S
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from headway.core.errors import shown
 from headway.text.gguf_header import CONTROL, Header
+from headway.text.token_bytes import byte_characters
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -107,12 +109,48 @@ def build(header: Header, cache: Path | None) -> Tokenizer:
     try:
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule.whole))
     except Exception as error:  # the library raises plain Exception for a merge that does not join two tokens
-        raise header.fault(f"tokenizer.ggml.merges does not fit the tokens: {str(error)[:200]}") from None
+        raise _misfit(header, str(error)[:200]) from None
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(rule.steps())
     tokenizer.decoder = decoder(header)
     if rule.nfc:
         tokenizer.normalizer = normalizers.NFC()
     return tokenizer
+
+
+class Cutter:
+    """As of `headway.text.excerpt.Cutter`."""
+
+    always: Collection[int] = ()
+    lead = ""
+
+    def __init__(self, header: Header) -> None:
+        self.pieces: Sequence[str] = header.tokens
+        self._composed = _rule(header).nfc
+        known = set(self.pieces)
+        self._ranks = {line: rank for rank, line in enumerate(header.strings("merges"))}
+        for line in self._ranks:
+            left, _, right = line.partition(" ")
+            if left not in known or right not in known or left + right not in known:
+                raise _misfit(header, shown(line))
+        self._letters = {byte: letter for letter, byte in byte_characters().items()}
+
+    def written(self, text: str) -> str | None:
+        if self._composed and not unicodedata.is_normalized("NFC", text):
+            return None  # what is composed with what depends on where control tokens cut the text
+        return "".join(map(self._letters.__getitem__, text.encode(errors="surrogatepass")))
+
+    def keys(self, ids: Mapping[int, int]) -> dict[str, Any]:
+        found = {
+            line: rank
+            for piece in map(self.pieces.__getitem__, ids)
+            for cut in range(1, len(piece))
+            if (rank := self._ranks.get(line := f"{piece[:cut]} {piece[cut:]}")) is not None
+        }
+        return {"merges": sorted(found, key=found.__getitem__)}
+
+
+def _misfit(header: Header, problem: str) -> Exception:
+    return header.fault(f"tokenizer.ggml.merges does not fit the tokens: {problem}")
 
 
 def decoder(header: Header) -> decoders.Decoder:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from functools import cached_property
 from itertools import groupby
 
 import tokenizers
@@ -51,6 +53,42 @@ def encoded(tokenizer: tokenizers.Tokenizer, text: str, aside: Executor | None =
     return done[0].ids
 
 
+class Encoder:
+    """Text to ids by a tokenizer of the library. May be used from several threads.
+
+    Args:
+        tokenizer: it; an attribute too.
+        aside: where to do the long part, which needs no Python; None = in the caller's thread.
+        ids: of the checkpoint, by those of `tokenizer`; None = they are the same.
+    """
+
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, aside: Executor | None = None, ids: Sequence[int] | None = None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._aside = aside
+        self._ids = ids
+
+    def encode(self, text: str) -> list[int]:
+        """Names of control tokens in it are such."""
+        return self._given(encoded(self.tokenizer, text, self._aside))
+
+    def encode_around(self, text: str, plain: Mapping[str, str]) -> list[int]:
+        """As `LiteralTokenizer.encode`."""
+        return self._given(self.literal.encode(text, plain))
+
+    def encode_literal(self, text: str) -> list[int]:
+        """Names of control tokens in it are text."""
+        return self._given(encoded(self.literal.tokenizer, text, self._aside))
+
+    @cached_property
+    def literal(self) -> LiteralTokenizer:
+        return LiteralTokenizer(self.tokenizer, self._aside)
+
+    def _given(self, ids: list[int]) -> list[int]:
+        return ids if self._ids is None else [self._ids[id] for id in ids]
+
+
 class LiteralTokenizer:
     """A second tokenizer, since whether control tokens are recognised is a state of the library's object.
 
@@ -68,7 +106,8 @@ class LiteralTokenizer:
         self.tokenizer.encode_special_tokens = True
         added = original.get_added_tokens_decoder()
         control = {id: token for id, token in added.items() if token.special}
-        self._guards = {token.content: _guard() for token in added.values()}
+        names = [token.content for token in added.values()]
+        self._guards = dict(zip(names, _guards(len(names)), strict=True))
         self.tokenizer.add_tokens([_stand_in(token, self._guards[token.content]) for token in control.values()])
         self._real = {self.tokenizer.token_to_id(self._guards[token.content]): id for id, token in control.items()}
         # As the library matches: tokens that are not normalised before the others, and the longest first.
@@ -105,10 +144,11 @@ def _twin(original: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(original.to_str())  # it has gaps among its ids
 
 
-def _guard() -> str:
-    """A word that nobody can guess."""
+def _guards(count: int) -> list[str]:
+    """Words that nobody can guess."""
     letters = range(_GUARD_FIRST, _GUARD_LAST + 1)
-    return "".join(chr(secrets.choice(letters)) for _ in range(_GUARD_LENGTH))
+    random = struct.iter_unpack(f"{_GUARD_LENGTH}I", secrets.token_bytes(4 * _GUARD_LENGTH * count))
+    return ["".join(chr(letters[number % len(letters)]) for number in word) for word in random]
 
 
 def _stand_in(token: AddedToken, guard: str) -> AddedToken:

@@ -15,10 +15,14 @@ import tokenizers
 
 from headway.core.errors import BadInput, ModelFileError, shown
 from headway.text import gguf
+from headway.text.excerpt import Excerpts
 from headway.text.gguf_header import Header
-from headway.text.literal import LiteralTokenizer, encoded, of_library
+from headway.text.literal import Encoder, of_library
 from headway.text.source import TokenizerSource
 from headway.text.token_bytes import token_decoder
+
+_SHORT_TEXT = 2048  # characters, for which an excerpt of the vocabulary is made ...
+_SHORT_TEXTS = 1 << 14  # ... as long as they are no more than so many together
 
 
 class Tokenizer:
@@ -34,7 +38,7 @@ class Tokenizer:
 
     def __init__(self, source: TokenizerSource, aside: Executor | None = None, cache: Path | None = None) -> None:
         """Read tokenizer.json, or a GGUF header. What encoding needs is built of a header by `load`, or with the first
-        text: whoever only decodes never waits for it.
+        long text, or when many short ones came: an excerpt does for those, and whoever only decodes waits for neither.
 
         Args:
             aside: threads that do the long part of encoding, which needs no Python; None = the caller's.
@@ -48,10 +52,12 @@ class Tokenizer:
         self._cache = cache
         self._header = Header(source) if source.kind == "gguf" else None
         self._building = threading.Lock()
-        self._built: tokenizers.Tokenizer | None = None
+        self._built: Encoder | None = None
+        self._short = _SHORT_TEXTS
         if self._header is None:
-            self._built, decoder = _read(source)
-            added = self._built.get_added_tokens_decoder()
+            self._read, decoder = _read(source)
+            self._built = Encoder(self._read, aside)
+            added = self._read.get_added_tokens_decoder()
         else:
             decoder = msgspec.json.decode(gguf.decoder(self._header).__getstate__())
             added = gguf.added(self._header)
@@ -70,33 +76,47 @@ class Tokenizer:
         self._bytes |= dict.fromkeys(unused, b"")
 
     def load(self) -> None:
-        """Build now what encoding needs.
+        """Build now what encoding any text needs.
 
         Raises:
             ModelFileError: the file's merges are damaged.
         """
-        _ = self._tokenizer
+        _ = self._whole().literal
 
-    @property
-    def _tokenizer(self) -> tokenizers.Tokenizer:
+    def _whole(self) -> Encoder:
         with self._building:
             if self._built is None:
                 assert self._header is not None
-                self._built = gguf.build(self._header, self._cache)
+                self._built = Encoder(gguf.build(self._header, self._cache), self._aside)
+                self.__dict__.pop("_excerpts", None)
         return self._built
+
+    @cached_property
+    def _excerpts(self) -> Excerpts | None:
+        return None if self._header is None else Excerpts(self._header, gguf.cutter(self._header))
+
+    def _encoder(self, text: str) -> Encoder:
+        """What encodes this text, names of control tokens in it read as such or not."""
+        if self._built is None and len(text) <= _SHORT_TEXT and self._short >= 0 and self._excerpts is not None:
+            self._short -= len(text)
+            excerpt = self._excerpts.of(text)
+            if excerpt is not None:
+                header, ids = excerpt
+                return Encoder(gguf.build(header, None), ids=ids)
+        return self._whole()
 
     def _text(self, id: int) -> str | None:
         """How the vocabulary writes a token; None = it has no such."""
         if self._header is None:
-            return self._tokenizer.id_to_token(id)
+            return self._read.id_to_token(id)
         return self._header.tokens[id] if id < len(self._header.tokens) else None
 
     def _named(self, rows: int, unused: Collection[int]) -> int:
         """Ids below `rows`, which is a claim, up to the last that stands for a token."""
         if self._header is not None:
             rows = min(rows, len(self._header.tokens))
-        elif rows > self._tokenizer.get_vocab_size():
-            rows = min(rows, 1 + max(self._tokenizer.get_vocab().values(), default=-1))
+        elif rows > self._read.get_vocab_size():
+            rows = min(rows, 1 + max(self._read.get_vocab().values(), default=-1))
         while rows and (rows - 1 in unused or self._text(rows - 1) is None):
             rows -= 1
         return rows
@@ -109,7 +129,7 @@ class Tokenizer:
         """What the post-processor of tokenizer.json puts before a text; if that is nothing, bos where
         tokenizer_config.json says `add_bos_token`. What it puts behind would end a text that is to be continued."""
         try:
-            probe = self._tokenizer.encode("a")
+            probe = self._read.encode("a")
         except BaseException as error:
             if not of_library(error):
                 raise
@@ -117,7 +137,7 @@ class Tokenizer:
         added = list(itertools.takewhile(lambda pair: pair[1], zip(probe.ids, probe.special_tokens_mask, strict=True)))
         if not added and self.source.metadata.get("add_bos_token") is True:
             named = self.template_tokens().get("bos_token")
-            bos = self.source.bos_id if named is None else self._tokenizer.token_to_id(named)
+            bos = self.source.bos_id if named is None else self._read.token_to_id(named)
             return [] if bos is None else [bos]
         return [id for id, _ in added]
 
@@ -127,7 +147,7 @@ class Tokenizer:
             more = gguf.end_ids(self._header)
         else:
             text = self.template_tokens().get("eos_token")
-            id = None if text is None else self._tokenizer.token_to_id(text)
+            id = None if text is None else self._read.token_to_id(text)
             more = () if id is None else (id,)
         return tuple(dict.fromkeys((*self.source.eos_ids, *(id for id in more if id < self.vocab_size))))
 
@@ -143,7 +163,8 @@ class Tokenizer:
             BadInput: the text names a control token of the tokenizer that the model has no embedding for, or is not
                 Unicode: half of a surrogate pair, which is how Python holds bytes that it cannot read.
         """
-        ids = encoded(self._tokenizer if allow_special else self._literal.tokenizer, text, self._aside)
+        encoder = self._encoder(text)
+        ids = encoder.encode(text) if allow_special else encoder.encode_literal(text)
         if add_special and (not self.prefix or ids[:1] != self.prefix[-1:]):
             ids = self.prefix + ids
         return self._embedded(ids)
@@ -163,7 +184,10 @@ class Tokenizer:
         Raises:
             BadInput: as `encode`.
         """
-        return self._embedded(self._literal.encode(text, plain))
+        said = text
+        for character, words in plain.items():
+            said = said.replace(character, words)
+        return self._embedded(self._encoder(said).encode_around(text, plain))
 
     def _embedded(self, ids: list[int]) -> list[int]:
         if ids and max(ids) >= self.vocab_size:
@@ -195,12 +219,13 @@ class Tokenizer:
     def longest(self) -> int:
         """Bytes of the longest token."""
         if self._header is None:
-            tokens = [(id, text) for text, id in self._tokenizer.get_vocab().items() if id < self.vocab_size]
+            tokens = [(id, text) for text, id in self._read.get_vocab().items() if id < self.vocab_size]
         else:
             tokens = list(enumerate(self._header.tokens[: self.vocab_size]))
         longest = 0
         for id, text in tokens:
-            if len(text.encode()) > longest:  # no way of writing bytes is shorter than they are
+            # A character has four bytes at most, and no way of writing bytes is shorter than they are.
+            if 4 * len(text) > longest and len(text.encode()) > longest:
                 longest = max(longest, len(self.token_bytes(id, skip_special=False)))
         return longest
 
@@ -227,10 +252,6 @@ class Tokenizer:
         """How many spaces at the start of what follows `prompt` are not part of the text: those that SentencePiece-like
         tokenizers put there, unless the prompt has text already."""
         return 0 if any(self.token_bytes(token) for token in prompt) else self._decoder.strip
-
-    @cached_property
-    def _literal(self) -> LiteralTokenizer:
-        return LiteralTokenizer(self._tokenizer, self._aside)
 
 
 class _Described(msgspec.Struct):
