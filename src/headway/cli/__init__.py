@@ -21,6 +21,7 @@ VERBS = {
     "probe": "Measure this machine: bandwidth and arithmetic rates.",
     "receipts": "Say who used the machine, from the event log of a server.",
     "cache": "Explain why a request did not reuse what was computed for another.",
+    "quality": "Measure what rounding a model's weights and cache costs, token by token of a text.",
     "calibrate": "Fit this machine's step times to what a server did.",
     "bench": "Measure a live endpoint.",
 }

@@ -205,7 +205,12 @@ def default_params(options: EngineOptions, info: ModelInfo) -> SamplingParams:
 
 
 def make_backend(
-    name: str, threads: int, weights: str = "stored", group: int | None = None, pack_cache: bool = False
+    name: str,
+    threads: int,
+    weights: str = "stored",
+    group: int | None = None,
+    kv: str | None = None,
+    pack_cache: bool = False,
 ) -> Backend:
     """The backend called `name`; "auto" is the best that can be used here, with a warning if it is slow.
 
@@ -215,11 +220,13 @@ def make_backend(
     kind = find_backend(name)
     if weights != "stored" and not kind.quantises:
         raise BadInput("--weights", f"{weights!r} needs the native backend; the {name} one computes in float32")
+    if kv not in (None, *kind.caches):
+        raise BadInput("--kv", f"{kv!r}: the {kind.name} backend's cache holds {', '.join(kind.caches)}")
     best, *_ = backends().values()
     if name == "auto" and kind is not best:
         logger.warning("Serving with the %s backend, many times slower. %s", kind.name, best.why_not())
     folder = cache_folder() / "packed" if pack_cache and weights != "stored" else None
-    return kind.make(BackendSetup(threads, weights, group, folder))
+    return kind.make(BackendSetup(threads, weights, group, kv, folder))
 
 
 def _limit_blas(asked: int | None, threads: int) -> None:
@@ -325,7 +332,7 @@ def build_engine(
 def _backend(options: EngineOptions) -> tuple[Backend, int]:
     """What computes, and with how many threads."""
     threads = options.threads or usable_cores()
-    backend = make_backend(options.backend, threads, options.weights, options.group, options.pack_cache)
+    backend = make_backend(options.backend, threads, options.weights, options.group, options.kv, options.pack_cache)
     if backends()[backend.name].blas:
         _limit_blas(options.threads, threads)
     _check_deterministic(options, backend)

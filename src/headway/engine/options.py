@@ -61,6 +61,15 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             panel=WEIGHTS,
         ),
     ] = None
+    kv: Annotated[
+        str | None,
+        Option(
+            "What keys and values are cached in; int8, with a scale per token and head, holds twice as many tokens "
+            "(native backend only). Default: bf16, or f32 in the reference backend.",
+            ("bf16", "f32", "int8"),
+            panel=CACHE,
+        ),
+    ] = None
     pack_cache: Annotated[
         bool,
         Option("Keep weights that were quantised at load on disk, so that the next start is quick.", panel=WEIGHTS),

@@ -276,6 +276,7 @@ class Backend(LogitOps, Protocol):
 
     name: str
     deterministic: bool  # a row's result never depends on its neighbours or on how its prompt was cut
+    kv_format: str  # what keys and values are cached in
     kv_dtype_bytes: float  # bytes per cached number
 
     @property

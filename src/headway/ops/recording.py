@@ -74,6 +74,7 @@ class RecordingBackend:
         self._inner = inner
         self.name = f"recording({inner.name})"
         self.deterministic = inner.deterministic
+        self.kv_format = inner.kv_format
         self.kv_dtype_bytes = inner.kv_dtype_bytes
         self.recorded = 0
         self._layout: CacheLayout | None = None

@@ -55,6 +55,7 @@ class ReferenceBackend(NumpyLogits):
 
     name = "reference"
     deterministic = False
+    kv_format = "f32"
     kv_dtype_bytes = 4.0
     math = "fp32"
 
@@ -371,6 +372,7 @@ register(
         why_not=lambda: None,
         holding=lambda format: (BackendSetup(), "f32"),
         rank=1,
+        caches=("f32",),
         blas=True,
     )
 )

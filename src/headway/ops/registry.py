@@ -21,12 +21,14 @@ class BackendSetup:
     Attributes:
         threads: how many compute; None = one per core this process may use.
         weights: "stored", or what matrices are quantised to at load; group: weights that share a scale then.
+        kv: what the cache is kept in, one of the kind's `caches`; None = the first of these.
         pack_cache: folder to keep what was quantised in, for the next start; None = nowhere.
     """
 
     threads: int | None = None
     weights: str = "stored"
     group: int | None = None
+    kv: str | None = None
     pack_cache: Path | None = None
 
 
@@ -39,6 +41,7 @@ class BackendKind:
         make: creates one.
         why_not: why it cannot be used on this machine; None if it can.
         rank: "auto" takes the lowest that can be used.
+        caches: formats that it keeps keys and values in, its usual one first.
         quantises: it can quantise weights at load.
         blas: it computes with numpy's linear algebra, whose threads are set for the whole process.
         holding: of a weight format as step-time profiles name it: how to set a backend up that holds matrices so, and
@@ -52,6 +55,7 @@ class BackendKind:
     why_not: Callable[[], str | None]
     holding: Callable[[str], tuple[BackendSetup, str]]
     rank: int
+    caches: tuple[str, ...]
     quantises: bool = False
     blas: bool = False
     probe: Callable[[int], Probed] | None = None

@@ -25,6 +25,7 @@ class Layer:
     Args:
         block_size: tokens per block.
         heads: query heads.
+        rounded: keys and values are taken at 8 bits per token and head.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Layer:
         softcap: float = 0.0,
         tokens: int = 700,
         sunk: bool = False,
+        rounded: bool = False,
     ) -> None:
         self.layout = CacheLayout((group,), (BLOCKS,), block_size)
         backend.allocate(self.layout)
@@ -45,6 +47,8 @@ class Layer:
         tables = []
         for number, width in enumerate(widths):
             rows = random(tokens, width, seed=width + number)
+            if rounded and number > 0:
+                rows = eight_bits(rows.reshape(tokens, group.heads, -1)).reshape(tokens, -1)
             rows[BROKEN] = np.nan
             tables.append(unchecked(backend, rows))
 
@@ -97,6 +101,14 @@ def full(heads: int = 2, key_width: int = 32, value_width: int | None = None) ->
     return KVGroup("full", (3,), heads, key_width, value_width or key_width)
 
 
+def eight_bits(x: np.ndarray) -> np.ndarray:
+    """Each number as the nearest whole multiple, up to 127, of a float16 for its row."""
+    largest = np.abs(x).max(axis=-1, keepdims=True)
+    unit = (largest / np.float32(127)).astype(np.float16)
+    unit = np.where(unit.astype(np.float32) * 127 < largest, np.nextafter(unit, np.float16(np.inf)), unit)
+    return np.rint(x / unit.astype(np.float32)) * unit.astype(np.float32)
+
+
 CASES = {
     "one head": (full(1), 1, 16, 0.0),
     "grouped heads, long blocks": (full(2, 64), 6, 32, 0.0),
@@ -119,20 +131,26 @@ HISTORY = [
 
 
 @pytest.mark.parametrize("kernel", kernels())
-@pytest.mark.parametrize("kv_dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "int8"])
 @pytest.mark.parametrize("case", CASES)
 def test_attention_over_a_scattered_cache_equals_the_reference(kernel: str, kv_dtype: str, case: str) -> None:
     group, heads, block_size, softcap = CASES[case]
     backend = NativeBackend(threads=2, kernels=kernel, kv_dtype=kv_dtype)
     native = Layer(backend, group, heads, block_size, softcap=softcap, sunk="sinks" in case)
-    reference = Layer(ReferenceBackend(poison=True), group, heads, block_size, softcap=softcap, sunk="sinks" in case)
-    atol = 2e-5 if kv_dtype == "f32" else 2e-2
+    reference = Layer(
+        ReferenceBackend(poison=True), group, heads, block_size,
+        softcap=softcap, sunk="sinks" in case, rounded=kv_dtype == "int8",
+    )  # fmt: skip
+    atol = {"f32": 2e-5, "bf16": 2e-2, "int8": 2e-2}[kv_dtype]
     for work in HISTORY:
-        np.testing.assert_allclose(native.step(work), reference.step(work), rtol=0, atol=atol)
+        mine, expected = native.step(work), reference.step(work)
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=atol)
+        if kv_dtype == "int8":  # a number between two multiples may have taken either
+            assert np.abs(mine - expected).mean() < 2e-5
 
 
 @pytest.mark.parametrize("kernel", kernels())
-@pytest.mark.parametrize("kv_dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "int8"])
 @pytest.mark.parametrize("case", [case for case in CASES if "blocks" in case])
 def test_a_query_is_the_same_bits_however_its_sequence_was_cut(kernel: str, kv_dtype: str, case: str) -> None:
     group, heads, block_size, softcap = CASES[case]
@@ -162,7 +180,7 @@ def test_rope(kernel: str, interleaved: bool, pairs: int) -> None:
         np.testing.assert_allclose(native.step(work), reference.step(work), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "int8"])
 def test_a_copied_block_is_the_block(kv_dtype: str) -> None:
     if not kernels()[0]:
         pytest.skip("not built")
@@ -176,7 +194,7 @@ def test_a_copied_block_is_the_block(kv_dtype: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", kernels())
-@pytest.mark.parametrize("kv_dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "int8"])
 @pytest.mark.parametrize("length", [1, 5, 16])
 def test_what_a_broken_request_left_in_a_block_does_not_matter(kernel: str, kv_dtype: str, length: int) -> None:
     def layer() -> Layer:

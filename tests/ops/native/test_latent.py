@@ -71,7 +71,7 @@ def test_it_equals_the_reference(kernel: str, interleaved: bool) -> None:
 
 
 @pytest.mark.parametrize("kernel", kernels())
-@pytest.mark.parametrize("kv", ["bf16", "f32"])
+@pytest.mark.parametrize("kv", ["bf16", "f32", "int8"])
 @pytest.mark.parametrize("format", ["bf16", "f32"])
 def test_the_same_bits_whole_chunked_and_token_by_token(kernel: str, kv: str, format: str) -> None:
     attention = Attention(NativeBackend(threads=2, kernels=kernel, kv_dtype=kv), format)

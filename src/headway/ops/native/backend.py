@@ -6,8 +6,8 @@
 
 Numbers: activations are float32 between operations. Integer weights meet activations rounded to 8 bits per token and
 group of the weight's; bfloat16 weights meet activations rounded to bfloat16 where the machine multiplies those. The
-cache holds bfloat16 (or float32). A row's result depends on nothing but the row: not on its neighbours, the chunk it
-came in, or the number of threads.
+cache holds bfloat16, float32, or 8 bits with a float16 scale per token and head. A row's result depends on nothing but
+the row: not on its neighbours, the chunk it came in, or the number of threads.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from headway.shape.model import KVGroup
 logger = logging.getLogger(__name__)
 
 _TARGETS = {"stored": 0, "int8": 128, "int4": 32}  # and the default group
+CACHED = ("bf16", "f32", "int8")  # how the cache may be kept; the first unless asked for
 TILE, FLOAT = 32, 4  # outputs of a tile of a packed matrix; bytes
 _WIDE = ("embed", "head", "gathered")  # parts that stay at 8 bits: errors here reach the logits
 
@@ -50,7 +51,7 @@ class NativeBackend(NumpyLogits):
         weights: "stored" keeps the file's precision; "int8" and "int4" quantise 16 and 32-bit matrices at load, the
             embedding and the output matrix always to 8 bits.
         group: inputs per scale when quantising: 16, 32, 64 or 128; None = 128 for int8, 32 for int4.
-        kv_dtype: "bf16" or "f32", how the cache is kept.
+        kv_dtype: "bf16", "f32" or "int8", how the cache is kept.
         pack_cache: folder to keep what was quantised at load in, for the next start; None = nowhere.
         kernels: "avx512_bf16", "avx512", "avx2" or "scalar"; None = the best this machine runs.
 
@@ -75,19 +76,20 @@ class NativeBackend(NumpyLogits):
             raise BadInput("weights", f"{weights!r} is not one of {', '.join(_TARGETS)}")
         if group not in (None, *GROUPS):
             raise BadInput("group", f"{group} is not one of {', '.join(map(str, GROUPS))}")
-        if kv_dtype not in ("bf16", "f32"):
-            raise BadInput("kv_dtype", f"{kv_dtype!r} is not bf16 or f32")
+        if kv_dtype not in CACHED:
+            raise BadInput("kv_dtype", f"{kv_dtype!r} is not one of {', '.join(CACHED)}")
         if threads is None:
             threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if not 1 <= threads <= 1024:
             raise BadInput("threads", f"{threads} is not from 1 to 1024")
         self._module = native.load()
         try:
-            self._engine = self._module.Engine(threads, kernels or "", kv_dtype == "f32")
+            self._engine = self._module.Engine(threads, kernels or "", getattr(self._module.CacheFormat, kv_dtype))
         except ValueError as error:
             raise BadInput("kernels", str(error)) from None
         if self._engine.threads < threads:
             logger.warning("Only %d of %d threads could be started; they compute.", self._engine.threads, threads)
+        self.kv_format = kv_dtype
         self.kv_dtype_bytes = FORMATS[kv_dtype].width
         self._weights, self._group = weights, group
         self._cache = None if pack_cache is None else PackCache(pack_cache, self._engine, f"{weights}, {group}")
@@ -265,10 +267,13 @@ def _holding(format: str) -> tuple[BackendSetup, str]:
 register(
     BackendKind(
         "native",
-        make=lambda setup: NativeBackend(setup.threads, setup.weights, setup.group, pack_cache=setup.pack_cache),
+        make=lambda setup: NativeBackend(
+            setup.threads, setup.weights, setup.group, setup.kv or CACHED[0], pack_cache=setup.pack_cache
+        ),
         why_not=native.why_not,
         holding=_holding,
         rank=0,
+        caches=CACHED,
         quantises=True,
         probe=NativeBackend,
         probed=("fp32", "bf16", "int8"),

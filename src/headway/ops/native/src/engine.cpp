@@ -15,17 +15,17 @@ int positive(int n, const char* what) {
 }
 
 // A layer's cache of a group, without memory.
-Cache cache_of(const GroupLayout& layout, int block_size, bool f32) {
+Cache cache_of(const GroupLayout& layout, int block_size, CacheFormat format) {
   positive(layout.key_width, "key_width");
-  return {f32, positive(layout.heads, "heads"), (int)round_up(positive(block_size, "block_size"), SLOT_STEP), block_size,
+  return {format, positive(layout.heads, "heads"), (int)round_up(positive(block_size, "block_size"), SLOT_STEP), block_size,
           (int)round_up(layout.query_width(), 2), (int)round_up(positive(layout.value_width, "value_width"), SLOT_STEP),
           layout.latent, nullptr, nullptr};
 }
 
 }  // namespace
 
-Engine::Engine(int threads, const std::string& name, bool f32)
-    : kernels(choose_kernels(name.c_str())), f32_cache(f32), team(threads) {}
+Engine::Engine(int threads, const std::string& name, CacheFormat format)
+    : kernels(choose_kernels(name.c_str())), cache_format(format), team(threads) {}
 
 void Engine::allocate(const std::vector<GroupLayout>& layouts, int size) {
   block_size = size;
@@ -34,11 +34,11 @@ void Engine::allocate(const std::vector<GroupLayout>& layouts, int size) {
     CacheGroup group;
     group.layout = layout;
     for (size_t i = 0; i < layout.layers.size(); ++i) {
-      Cache cache = cache_of(layout, size, f32_cache);
-      const size_t chunks = (size_t)layout.blocks * layout.heads, element = f32_cache ? 4 : 2;
-      group.memory.emplace_back(chunks * cache.key_chunk() * element);
+      Cache cache = cache_of(layout, size, cache_format);
+      const size_t chunks = (size_t)layout.blocks * layout.heads;
+      group.memory.emplace_back(chunks * cache.key_chunk());
       cache.keys = group.memory.back().as();
-      group.memory.emplace_back(chunks * cache.value_chunk() * element);
+      group.memory.emplace_back(chunks * cache.value_chunk());
       cache.values = group.memory.back().as();
       group.caches.push_back(cache);
     }
@@ -47,8 +47,8 @@ void Engine::allocate(const std::vector<GroupLayout>& layouts, int size) {
 }
 
 size_t Engine::block_bytes(const GroupLayout& layout, int size) const {
-  const Cache cache = cache_of(layout, size, f32_cache);
-  return layout.layers.size() * cache.heads * (cache.key_chunk() + cache.value_chunk()) * (f32_cache ? 4 : 2);
+  const Cache cache = cache_of(layout, size, cache_format);
+  return layout.layers.size() * cache.heads * (cache.key_chunk() + cache.value_chunk());
 }
 
 void Engine::copy_blocks(int number, const std::vector<std::pair<int, int>>& pairs) {
@@ -59,11 +59,10 @@ void Engine::copy_blocks(int number, const std::vector<std::pair<int, int>>& pai
     }
   }
   for (const Cache& cache : group.caches) {
-    const size_t element = f32_cache ? 4 : 2;
-    const size_t keys = cache.key_chunk() * cache.heads * element, values = cache.value_chunk() * cache.heads * element;
+    const size_t heads = cache.heads;
     for (const auto& [source, target] : pairs) {
-      memcpy(static_cast<uint8_t*>(cache.keys) + target * keys, static_cast<uint8_t*>(cache.keys) + source * keys, keys);
-      memcpy(static_cast<uint8_t*>(cache.values) + target * values, static_cast<uint8_t*>(cache.values) + source * values, values);
+      memcpy(cache.key_at(target * heads), cache.key_at(source * heads), heads * cache.key_chunk());
+      memcpy(cache.value_at(target * heads), cache.value_at(source * heads), heads * cache.value_chunk());
     }
   }
 }

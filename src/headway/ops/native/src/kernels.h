@@ -38,22 +38,36 @@ struct Activations {
   int groups() const { return (int)ceil_div(depth, group); }
 };
 
+enum class CacheFormat { f32, bf16, int8 };
+constexpr int CACHE_BYTES[] = {4, 2, 1};  // of a number
+
 // A layer's keys and values: [block][head] chunks, each holding `slots` tokens (the block's, padded to 16).
-//   bf16: key chunk [key_width/2][slots][2], value chunk [slots/2][value_width][2]
 //   f32:  key chunk [key_width][slots],      value chunk [slots][value_width]
-// Widths are padded: key_width to 2, value_width to 16. Of latent attention there are key chunks only. Within a chunk, tokens of a pair lie side by side, so that
-// dot-product instructions find their operands without shuffles.
+//   bf16: key chunk [key_width/2][slots][2], value chunk [slots/2][value_width][2]
+//   int8: as f32, then [slots] float16: what a token's numbers are multiples of
+// Widths are padded: key_width to 2, value_width to 16. Of latent attention there are key chunks only. Within a bf16 chunk,
+// tokens of a pair lie side by side, so that dot-product instructions find their operands without shuffles.
 struct Cache {
-  bool f32;
+  CacheFormat format;
   int heads, slots, block_size;
   int key_width, value_width;  // padded
   bool latent;                 // the values are the first numbers of the keys, and not kept again
   void* keys;
   void* values;
 
-  size_t key_chunk() const { return (size_t)key_width * slots; }                    // elements
-  size_t value_chunk() const { return latent ? 0 : (size_t)value_width * slots; }  // elements
+  size_t chunk(int width) const {
+    return (size_t)width * slots * CACHE_BYTES[(int)format] + (format == CacheFormat::int8 ? slots * sizeof(uint16_t) : 0);
+  }
+  size_t key_chunk() const { return chunk(key_width); }                    // bytes
+  size_t value_chunk() const { return latent ? 0 : chunk(value_width); }  // bytes
+  void* key_at(size_t number) const { return static_cast<uint8_t*>(keys) + number * key_chunk(); }
+  void* value_at(size_t number) const { return static_cast<uint8_t*>(values) + number * value_chunk(); }
 };
+
+// Of an int8 chunk: what each token's numbers are multiples of.
+HW_INLINE uint16_t* units(const Cache& c, void* chunk, int width) {
+  return reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(chunk) + (size_t)width * c.slots);
+}
 
 // Some key/value heads of one row of the batch: `queries` tokens, `group` query heads for each of them.
 // Query rows are numbered [head][query][query head of the group].

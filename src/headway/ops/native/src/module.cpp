@@ -241,8 +241,13 @@ NB_MODULE(_native, m) {
       .def(nb::init<std::vector<int>, int, int, int, int, int, bool>(), "layers"_a, "heads"_a, "key_width"_a, "value_width"_a,
            "window"_a, "blocks"_a, "latent"_a = false);
 
+  nb::enum_<CacheFormat>(m, "CacheFormat")
+      .value("f32", CacheFormat::f32)
+      .value("bf16", CacheFormat::bf16)
+      .value("int8", CacheFormat::int8);
+
   nb::class_<Engine>(m, "Engine")
-      .def(nb::init<int, std::string, bool>(), "threads"_a, "kernels"_a = "", "f32_cache"_a = false)
+      .def(nb::init<int, std::string, CacheFormat>(), "threads"_a, "kernels"_a = "", "cache"_a = CacheFormat::bf16)
       .def_prop_ro("kernels", [](const Engine& e) { return e.kernels.name; })
       .def_prop_ro("threads", [](const Engine& e) { return e.team.threads(); })
       .def("pack", &pack_matrices, "data"_a, "format"_a, "out"_a, "in"_a, "target"_a = "", "group"_a = 0)

@@ -179,13 +179,35 @@ void rotate(const float* x, const float* angles, int pairs, bool interleaved, in
   for (int i = 2 * pairs; i < width; ++i) out[i] = x[i];
 }
 
+namespace {
+
+// A token's numbers at 8 bits: what they are multiples of, which holds for its head, and the nearest multiples, `step` bytes
+// apart. The float16 is rounded up, so that the largest fits. An infinity or NaN makes all of the token NaN.
+void write_int8(int8_t* numbers, size_t step, uint16_t* unit, const float* x, int width) {
+  float most = 0;
+  for (int d = 0; d < width; ++d) most = fabsf(x[d]) > most || x[d] != x[d] ? fabsf(x[d]) : most;
+  uint16_t half = float_to_f16(most * (1 / 127.0f));
+  if (f16_to_float(half) * 127 < most) ++half;
+  *unit = most != most ? 0x7e00 : half;
+  const float scale = f16_to_float(half), inverse = scale > 0 && scale < INFINITY ? 1 / scale : 0;
+  constexpr float ROUND = 12582912;  // 1.5 * 2^23: adding it leaves the nearest whole number in a float's low bits
+  for (int d = 0; d < width; ++d) numbers[d * step] = (int8_t)((int32_t)float_to_bits(x[d] * inverse + ROUND) & 0xff);
+}
+
+}  // namespace
+
 void write_key(const Cache& c, size_t chunk, int slot, const float* key, int width) {
-  if (c.f32) {
-    float* to = static_cast<float*>(c.keys) + chunk * c.key_chunk() + slot;
+  void* const memory = c.key_at(chunk);
+  if (c.format == CacheFormat::int8) {
+    int8_t* numbers = static_cast<int8_t*>(memory);
+    return write_int8(numbers + slot, c.slots, units(c, memory, c.key_width) + slot, key, width);
+  }
+  if (c.format == CacheFormat::f32) {
+    float* to = static_cast<float*>(memory) + slot;
     for (int d = 0; d < width; ++d) to[(size_t)d * c.slots] = key[d];
     return;
   }
-  uint32_t* to = static_cast<uint32_t*>(c.keys) + chunk * c.key_chunk() / 2 + slot;
+  uint32_t* to = static_cast<uint32_t*>(memory) + slot;
   for (int d = 0; d < width; d += 2) {
     const uint32_t odd = d + 1 < width ? float_to_bf16(key[d + 1]) : 0;
     to[(size_t)(d / 2) * c.slots] = float_to_bf16(key[d]) | odd << 16;
@@ -195,11 +217,16 @@ void write_key(const Cache& c, size_t chunk, int slot, const float* key, int wid
 namespace {
 
 void write_value(const Cache& c, size_t chunk, int slot, const float* value, int width) {
-  if (c.f32) {
-    memcpy(static_cast<float*>(c.values) + chunk * c.value_chunk() + (size_t)slot * c.value_width, value, width * sizeof(float));
+  void* const memory = c.value_at(chunk);
+  if (c.format == CacheFormat::int8) {
+    int8_t* numbers = static_cast<int8_t*>(memory) + (size_t)slot * c.value_width;
+    return write_int8(numbers, 1, units(c, memory, c.value_width) + slot, value, width);
+  }
+  if (c.format == CacheFormat::f32) {
+    memcpy(static_cast<float*>(memory) + (size_t)slot * c.value_width, value, width * sizeof(float));
     return;
   }
-  uint16_t* to = static_cast<uint16_t*>(c.values) + chunk * c.value_chunk() + (size_t)(slot / 2) * c.value_width * 2 + slot % 2;
+  uint16_t* to = static_cast<uint16_t*>(memory) + (size_t)(slot / 2) * c.value_width * 2 + slot % 2;
   for (int d = 0; d < width; ++d) to[2 * d] = float_to_bf16(value[d]);
 }
 

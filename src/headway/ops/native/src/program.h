@@ -56,7 +56,7 @@ struct Draws {
 
 class Engine {
  public:
-  Engine(int threads, const std::string& kernels, bool f32_cache);
+  Engine(int threads, const std::string& kernels, CacheFormat cache_format);
 
   void allocate(const std::vector<GroupLayout>& groups, int block_size);
   // What `allocate` takes for one block of a group.
@@ -69,7 +69,7 @@ class Engine {
   void draw(const LogitRows& logits, const Draws& draws, int32_t* tokens);
 
   const Kernels& kernels;
-  const bool f32_cache;
+  const CacheFormat cache_format;
   Team team;
   int block_size = 0;
   std::vector<CacheGroup> groups;

@@ -21,6 +21,7 @@ struct Simd {
   HW_INLINE F load(const float* p) { return _mm256_loadu_ps(p); }
   HW_INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x); }
   HW_INLINE F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+  HW_INLINE F load_int8(const int8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
   HW_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
   HW_INLINE F sub(F a, F b) { return _mm256_sub_ps(a, b); }
   HW_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }

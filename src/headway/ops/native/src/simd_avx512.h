@@ -25,6 +25,7 @@ struct Simd {
   HW_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
   HW_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
   HW_INLINE F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+  HW_INLINE F load_int8(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
   HW_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
   HW_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   HW_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }

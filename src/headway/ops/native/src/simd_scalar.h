@@ -42,6 +42,7 @@ struct Simd {
   HW_INLINE F load(const float* p) { return floats([=](int i) { return p[i]; }); }
   HW_INLINE void store(float* p, F x) { memcpy(p, x.v, sizeof x.v); }
   HW_INLINE F load_f16(const uint16_t* p) { return floats([=](int i) { return f16_to_float(p[i]); }); }
+  HW_INLINE F load_int8(const int8_t* p) { return floats([=](int i) { return (float)p[i]; }); }
   HW_INLINE F add(F a, F b) { return floats([&](int i) { return a.v[i] + b.v[i]; }); }
   HW_INLINE F sub(F a, F b) { return floats([&](int i) { return a.v[i] - b.v[i]; }); }
   HW_INLINE F mul(F a, F b) { return floats([&](int i) { return a.v[i] * b.v[i]; }); }
