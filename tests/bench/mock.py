@@ -14,7 +14,7 @@ from headway.bench import mock
 from headway.bench.mock import event, framed, prompt_text, serving, whole
 
 FAULTS = (
-    "", "hang", "hang_mid", "drip", "half_close", "status_500", "status_429", "error_event", "bad_json", "not_http",
+    "", "status_404", "hang", "hang_mid", "drip", "half_close", "status_500", "status_429", "error_event", "bad_json", "not_http",
     "no_stream", "empty", "usage_high", "usage_low", "usage_negative", "no_usage", "no_done", "wrong_prompt",
     "usage_more", "prompt_double",
 )  # fmt: skip
@@ -47,7 +47,7 @@ class Stream(mock.MockStream[Script]):
         fault = self.script.fault
         if fault == "hang":
             return
-        if fault in ("status_500", "status_429"):
+        if fault in ("status_500", "status_429", "status_404"):
             self.transport.write(whole(int(fault[-3:]), b'{"error":{"message":"the mock refuses"}}'))
         elif fault == "not_http":
             self.transport.write(b"I am not a web server\r\n\r\n")

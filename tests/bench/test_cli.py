@@ -125,6 +125,14 @@ def test_faults_among_good_answers_leave_the_good_ones_measured(capsys: pytest.C
     assert found["tails_with_failures"]["ttft_ms"]["p95"] == "inf"
 
 
+@pytest.mark.parametrize("verb", [[], ["lengths"]])
+def test_a_model_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str], verb: list[str]) -> None:
+    with MockServer(Script(fault="status_404")) as server:
+        code, out, err = bench(capsys, *verb, "--url", server.url, "--model", "nope")
+    assert code == 1 and not out
+    assert err.strip().splitlines()[-1] == "headway bench: HTTP status 404: the mock refuses"
+
+
 def test_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
     with MockServer(Script()) as server:
         port = int(server.url.rpartition(":")[2])

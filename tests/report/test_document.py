@@ -60,6 +60,32 @@ def test_narrow_terminals_lose_nothing(capsys: pytest.CaptureFixture[str], monke
     assert "\N{HORIZONTAL ELLIPSIS}" not in printed
 
 
+def test_a_long_name_stands_above_its_figures(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id is to be copied: it is not broken while there is another way."""
+    monkeypatch.setenv("COLUMNS", "30")
+    table = Grid(["id", "first", "second"], [["chatcmpl-0123456789abcdef", "1.5 ms", "[2]"], ["b", "0", "10 s"]])
+    show(Document("t", [table]))
+    line = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * 16
+    assert capsys.readouterr().out.split("\n")[2:9] == [
+        "id", "   first  second", line, "chatcmpl-0123456789abcdef", "  1.5 ms     [2]", "b", "       0    10 s",
+    ]  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "60")
+    show(Document("t", [table]))
+    assert "chatcmpl-0123456789abcdef  1.5 ms     [2]" in capsys.readouterr().out
+
+
+def test_paragraphs_wrap_between_words_where_nobody_watches(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    show(Document("t", [Text(LONG), Listing("why", [LONG]), Commands([LONG])]))
+    *lines, command = capsys.readouterr().out.strip().splitlines()
+    assert max(map(len, lines)) <= 100 and command.strip() == LONG.strip()
+    assert " ".join(" ".join(lines).split()) == f"t {LONG}why: {LONG}".strip()
+
+
 def test_plots_are_on_pages_where_nothing_else_shows_the_same(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
 

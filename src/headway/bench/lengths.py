@@ -15,7 +15,7 @@ from headway.bench.client import Client, Endpoint, Limits
 from headway.bench.load import Progress
 from headway.bench.measure import first_contact
 from headway.bench.workload import Prompts
-from headway.core.errors import BadInput
+from headway.core.errors import BadInput, HeadwayError
 from headway.metrics.records import RequestRecord
 from headway.metrics.summary import messages
 from headway.report.document import Document, Grid, Part, Text
@@ -51,6 +51,8 @@ async def run(
             raise BadInput(name, f"{value} is not an integer >= 1")
     async with Client(endpoint, limits) as client:
         contact = await first_contact(client, seed)
+        if contact.dead is not None:
+            raise HeadwayError(contact.dead.message)
         prompts = Prompts(contact.measure, seed)
         rows: list[dict[str, Any]] = []
         sent: list[RequestRecord] = []
@@ -62,14 +64,13 @@ async def run(
             return sent[-1]
 
         for size in sizes:
-            count = times if contact.dead is None else 0
-            records = [await send(prompts.unique(len(sent), size), size) for _ in range(count)]
+            records = [await send(prompts.unique(len(sent), size), size) for _ in range(times)]
             rows.append(_row(size, records))
             announce(f"{size} tokens: TTFT {_shown(rows[-1]['ttft_ms'])} ms, TPOT {_shown(rows[-1]['tpot_ms'])} ms")
         twice = prompts.unique(len(sent), max(sizes))
-        pair = [await send(twice, max(sizes)) for _ in range(2 if contact.dead is None else 0)]
+        pair = [await send(twice, max(sizes)) for _ in range(2)]
     found: dict[str, Any] = {"url": endpoint.url, "model": client.model, "seed": seed, "lengths": rows}
-    found["twice"] = _twice(pair) if pair else None
+    found["twice"] = _twice(pair)
     failed = messages([record for record in [*contact.records, *pair] if record.failure is not None])
     found["warnings"] = contact.warnings + list(failed.values())
     return found

@@ -1,6 +1,6 @@
-"""A whole measurement: self-test, first contact, load, metrics.
+"""A whole measurement: first contact, self-test, load, metrics.
 
-self_test -> models, prompt calibration -> items -> run_load -> summarize (+ views, prediction, goodput)
+models, prompt calibration -> self_test -> items -> run_load -> summarize (+ views, prediction, goodput)
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from headway.metrics.views import view
 from headway.traffic.load import Load
 
 SHORT_SHARE = 0.1  # of answers that end early: more is another workload
+PASSING = (408, 429)  # statuses between 400 and 499 that another try may not get
 CACHED_SHARE = 0.05  # of unique prompts
 
 
@@ -42,7 +43,7 @@ class Measured:
     run: Run
     endpoint: Endpoint
     sides: dict[str, ServerSide]
-    unreachable: str = ""  # why nothing was sent: no connection could be made
+    unreachable: str = ""  # why nothing was sent: no connection could be made, or the first request was refused
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,12 @@ class Contact:
 
     @property
     def dead(self) -> Failure | None:
-        """Why it makes no sense to go on: the endpoint does not answer at all."""
-        last = self.records[-1]
-        silent = (FailureKind.CONNECT, FailureKind.HUNG)
-        return last.failure if last.failure is not None and last.failure.kind in silent and not last.chunks else None
+        """Why it makes no sense to go on: the endpoint does not answer at all, or refuses what it is asked."""
+        failed = self.records[-1].failure
+        if failed is None or self.records[-1].chunks:
+            return None
+        refused = 400 <= failed.status < 500 and failed.status not in PASSING
+        return failed if refused or failed.kind in (FailureKind.CONNECT, FailureKind.HUNG) else None
 
 
 async def first_contact(client: Client, seed: int) -> Contact:
@@ -120,9 +123,9 @@ async def measure(
         BadInput: what was asked for makes no sense (a missing file, an unknown host).
     """
     endpoint, load, workload = setup.endpoint, setup.load, setup.workload
-    client_test = await _announced_test(announce) if setup.test else None
     async with Client(endpoint, setup.limits) as client:
         contact = await first_contact(client, workload.seed)
+        client_test = await _announced_test(announce) if setup.test and contact.dead is None else None
         items = workload.items(contact.measure)
         before = await scrape(client) if contact.dead is None else None
         if contact.dead is not None:
@@ -150,7 +153,7 @@ async def measure(
     if setup.search:
         summary["goodput"] = await search_goodput(setup, client.model, announce, progress)
     dead = contact.dead
-    unreachable = dead.message if dead is not None and dead.kind is FailureKind.CONNECT else ""
+    unreachable = dead.message if dead is not None and dead.kind is not FailureKind.HUNG else ""
     return Measured(summary, run, endpoint, sides, unreachable)
 
 

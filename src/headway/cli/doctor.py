@@ -27,7 +27,7 @@ def doctor(
 
     Takes half a minute, and ten seconds more for each weight format that `headway probe` has not timed here. Where a
     busy machine takes three times as long, the rest is left out."""
-    from headway.cli.terminal import note, progress, stdout
+    from headway.cli.terminal import note, progress, wrapped
     from headway.measure.checkup import checkup
     from headway.measure.synthetic import QUICK_ROUNDS, ROUNDS
 
@@ -41,4 +41,4 @@ def doctor(
         print(msgspec.json.encode(report).decode())
         return
     for label, text in report.lines():
-        stdout.print(f"{label:<20} {text}", soft_wrap=True)
+        print(wrapped(f"{label:<20} {text}", 21))

@@ -49,10 +49,12 @@ def _document(name: str, found: Invoice, by: str) -> Document:
     from headway.report import units
     from headway.report.document import Document, Grid, Part, Text
 
-    head = [by, "requests", "prompt", "cached", "answer", "prefill", "decode", "stalls", "queue", "machine", "share"]
+    of_many = by == "tenant"
+    figures = ["prompt", "cached", "answer", "prefill", "decode", "stalls", "queue", "machine", "share"]
+    head = [by, *(["requests"] if of_many else []), *figures]
     rows = [
         [
-            line.name, str(line.requests), str(line.prompt_tokens), str(line.cached_tokens),
+            line.name, *([str(line.requests)] if of_many else []), str(line.prompt_tokens), str(line.cached_tokens),
             str(line.generated_tokens),
             *map(units.seconds, (line.prefill, line.decode, line.stalls, line.queue, line.seconds)),
             f"{line.seconds / found.wall:.1%}" if found.wall else "-",
@@ -69,6 +71,10 @@ def _document(name: str, found: Invoice, by: str) -> Document:
         Text(f"{idle}; steps are shared by {found.shares}"),
         Text("stalls: what its steps took longer because others had work in them; not billed", "note"),
     ]
+    if of_many:
+        parts.append(
+            Text("tenants: API keys, numbered as the log met them, for it holds none; without keys all are 0", "note")
+        )
     if len(found.lines) > MOST_LINES:
         parts.append(Text(f"{len(found.lines) - MOST_LINES} smaller lines are left out; --json has them", "note"))
     if found.open:

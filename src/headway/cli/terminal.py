@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from headway.engine.llm import LLM
 from headway.engine.options import EngineOptions
 from headway.engine.results import Completion
 from headway.model.source import Progress as Report
+from headway.report.document import PROSE
 from headway.report.progress import PlainProgress
 from headway.roofline.memory import MemoryPlan
 
@@ -44,6 +46,13 @@ def step(text: str) -> None:
 def _print(text: str, style: str = "") -> None:
     """In a terminal lines are broken between words; elsewhere they are whole."""
     stderr.print(text, style=style, soft_wrap=not stderr.is_terminal)
+
+
+def wrapped(text: str, indent: int = 0) -> str:
+    """A paragraph for stdout in lines as long as the terminal's, or piped `PROSE`; all but the first are indented."""
+    return textwrap.fill(
+        text, stdout.width if stdout.is_terminal else PROSE, subsequent_indent=" " * indent, break_on_hyphens=False
+    )
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from headway.report.files import write
 
 STYLES = {"": "", "bad": "bold red", "warn": "yellow", "kind": "bold", "note": "dim"}
 BAR = 40  # characters of the longest bar in a terminal
-PIPED = 200  # columns where output is no terminal and COLUMNS says nothing
+PROSE, PIPED = 100, 200  # columns of paragraphs and of all else where output is no terminal and COLUMNS says nothing
+GAP = 2  # blanks between the columns of a table
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Listing:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table: the first column and those named in `left` are words, which may wrap; all others are figures."""
+    """A table: the first column and those named in `left` are words, which may wrap; all others are figures. Where a
+    terminal has no room for a name beside its figures, they stand below it."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -90,20 +92,19 @@ class Document:
 
 
 def show(document: Document) -> None:
-    """Print a document. In a terminal paragraphs wrap between words; piped, they stay lines."""
+    """Print a document. Paragraphs wrap between words."""
     from rich.console import Console
 
-    piped = not sys.stdout.isatty()
-    console = Console(highlight=False, width=PIPED if piped and "COLUMNS" not in environ else None)
+    free = sys.stdout.isatty() or "COLUMNS" in environ
+    console = Console(highlight=False, markup=False, width=None if free else PIPED)
     for part in (Text(document.title, "kind"), *document.parts):
-        for renderable in _renderables(part, piped):
-            console.print(
-                renderable, soft_wrap=(piped and isinstance(part, Text | Listing)) or isinstance(part, Commands)
-            )
+        prose = None if free or not isinstance(part, Text | Listing) else PROSE
+        for renderable in _renderables(part, console.width):
+            console.print(renderable, width=prose, soft_wrap=isinstance(part, Commands))
 
 
-def _renderables(part: Part, piped: bool) -> list[Any]:
-    """What rich prints for a part."""
+def _renderables(part: Part, width: int) -> list[Any]:
+    """What rich prints for a part on so many columns."""
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text as Line
@@ -112,11 +113,11 @@ def _renderables(part: Part, piped: bool) -> list[Any]:
         case Text():
             return [Line(part.text, STYLES[part.style])]
         case Listing():
-            lines = [Line(line if not piped else f"  {line}", STYLES[part.style]) for line in part.lines]
-            indented = lines if piped else [Padding(line, (0, 0, 0, 2), expand=False) for line in lines]
+            lines = [Line(line, STYLES[part.style]) for line in part.lines]
+            indented = [Padding(line, (0, 0, 0, 2), expand=False) for line in lines]
             return [Line(f"{part.heading}:", STYLES[part.style]), *indented]
         case Grid():
-            return ["", *([Line(part.title, "bold")] if part.title else []), _table(part), ""]
+            return ["", *([Line(part.title, "bold")] if part.title else []), _stacked(part, width) or _table(part), ""]
         case Bars():
             table = Table(box=None, show_header=False, padding=(0, 1, 0, 1))
             table.add_column()
@@ -130,11 +131,32 @@ def _renderables(part: Part, piped: bool) -> list[Any]:
             return []
 
 
+def _stacked(grid: Grid, width: int) -> str:
+    """The figures of each row below its name; "" where a name has room beside them, or they have none themselves."""
+    from rich.cells import cell_len
+
+    lines = [list(map(str, line)) for line in (grid.head, *grid.rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*(line[1:] for line in lines), strict=True)]
+    figures = sum(GAP + cells for cells in widths)
+    name = max(cell_len(word) for line in lines for word in line[0].split() or [""])
+    if name + figures <= width or figures > width:
+        return ""
+    left = [name in grid.left for name in grid.head[1:]]
+    shown = []
+    for first, *rest in lines:
+        blanks = [" " * (cells - cell_len(text)) for cells, text in zip(widths, rest, strict=True)]
+        padded = [
+            text + blank if words else blank + text for text, blank, words in zip(rest, blanks, left, strict=True)
+        ]
+        shown += [first, "".join(" " * GAP + text for text in padded).rstrip()]
+    return "\n".join([*shown[:2], "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * figures, *shown[2:]])
+
+
 def _table(grid: Grid) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, show_edge=False)
     for index, name in enumerate(grid.head):
         words = index == 0 or name in grid.left
         table.add_column(name, justify="left" if words else "right", overflow="fold")
