@@ -14,9 +14,9 @@ from headway.bench import mock
 from headway.bench.mock import event, framed, prompt_text, serving, whole
 
 FAULTS = (
-    "", "status_404", "hang", "hang_mid", "drip", "half_close", "status_500", "status_429", "error_event", "bad_json", "not_http",
+    "", "hang", "hang_mid", "drip", "half_close", "status_500", "status_429", "error_event", "bad_json", "not_http",
     "no_stream", "empty", "usage_high", "usage_low", "usage_negative", "no_usage", "no_done", "wrong_prompt",
-    "usage_more", "prompt_double",
+    "usage_more", "prompt_double", "status_404",
 )  # fmt: skip
 
 

@@ -46,6 +46,13 @@ def test_the_client_talks(sdk: anthropic.Anthropic) -> None:
     assert answer._request_id and answer.id.startswith("msg_")
 
 
+def test_one_model_need_not_be_named(server: Server) -> None:
+    body = {name: value for name, value in ASK.items() if name != "model"}
+    answer = server.post(PATH, body)
+    assert answer.status_code == 200 and answer.json()["model"] == "scripted"
+    assert server.post(f"{PATH}/count_tokens", {"messages": HELLO}).status_code == 200
+
+
 def test_the_client_streams(sdk: anthropic.Anthropic) -> None:
     with sdk.messages.stream(model="scripted", max_tokens=64, messages=HELLO) as stream:
         assert "".join(stream.text_stream) == "Hällo 🙂"

@@ -38,6 +38,12 @@ def test_the_client_talks(client: ollama.Client) -> None:
     assert [model.model for model in client.list().models] == ["scripted"]
 
 
+@pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": USER}), (GENERATE, {"prompt": "say:abc"})])
+def test_one_model_need_not_be_named(server: Server, path: str, body: dict[str, Any]) -> None:
+    answer = server.post(path, {**body, "stream": False})
+    assert answer.status_code == 200 and answer.json()["model"] == "scripted"
+
+
 def test_a_model_is_listed_and_shown(tiny: Server) -> None:
     client = ollama.Client(host=tiny.url)
     (listed,) = client.list().models

@@ -103,7 +103,7 @@ class ContextManagement(msgspec.Struct, kw_only=True):
 class CountRequest(_Known, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/messages/count_tokens, and what POST /v1/messages has in common with it."""
 
-    model: str
+    model: str | None = None
     messages: list[AnthropicMessage]
     system: str | list[Content] | None = None
     tools: list[ToolParam] | None = None

@@ -69,7 +69,7 @@ class Options(_KnownOptions, forbid_unknown_fields=True, kw_only=True):
 class _Body(_Known, forbid_unknown_fields=True, kw_only=True):
     """What both generating routes accept. `keep_alive` is ignored: the model is always loaded."""
 
-    model: str
+    model: str | None = None
     stream: bool | None = None
     options: Options | None = None
     logprobs: bool | None = None

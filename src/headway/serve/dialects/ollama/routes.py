@@ -68,9 +68,9 @@ def _common(body: OllamaChatRequest | OllamaGenerateRequest, host: Host, chat: b
     }
 
 
-def _found(host: Host, name: str) -> tuple[ModelHost, str]:
-    """The model and adapter of a name, with or without Ollama's tag."""
-    return host.find(name.removesuffix(":latest"))
+def _found(host: Host, name: str | None) -> tuple[ModelHost, str]:
+    """The model and adapter of a name, with or without Ollama's tag; None where there is one model."""
+    return host.find(name and name.removesuffix(":latest"))
 
 
 def _loaded(name: str, content: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def ps(parameters: dict[str, str], host: Host) -> dict[str, Any]:
 
 
 def show(body: OllamaShowRequest, host: Host) -> dict[str, Any]:
-    model, adapter = _found(host, body.model or body.name or "")
+    model, adapter = _found(host, body.model or body.name)
     shape = model.reader and model.ready and model.ready.shape
     info: dict[str, Any] = {}
     if shape:
