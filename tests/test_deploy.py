@@ -28,8 +28,8 @@ def block(language: str) -> str:
 def test_every_option_is_one_of_the_server() -> None:
     commands = [block("dockerfile").partition("ENTRYPOINT")[2], block("ini"), block("yaml")]
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", " ".join(commands)))
-    assert {flag[2:].replace("-", "_") for flag in flags} <= DEFAULTS.keys()
-    assert flags >= {"--host", "--api-key-file", "--port"}
+    assert {flag[2:].replace("-", "_") for flag in flags} <= {*DEFAULTS, "config"}
+    assert flags >= {"--host", "--api-key-file", "--config"}
 
 
 def test_the_unit_is_one_and_gives_time_to_stop(tmp_path: Path) -> None:
@@ -63,6 +63,8 @@ def test_probes_and_ports_are_those_of_the_server() -> None:
     assert pod["terminationGracePeriodSeconds"] > DEFAULTS["shutdown_timeout"]
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert set(re.findall(r'"--api-key-file", "(.*?)"', block("dockerfile"))) <= mounts
+    (config,) = re.findall(r'"--config", "(.*?)"', block("dockerfile"))
+    assert f":{config}:ro" in PAGE, "the file of options is mounted"
     assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
 
 

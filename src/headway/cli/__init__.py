@@ -83,7 +83,7 @@ def _run_verb(verb: str, args: list[str]) -> int:
 
     app = importlib.import_module(f"headway.cli.{verb}").app
     try:
-        return start(app, args, f"headway {verb}")
+        return start(app, args, verb, VERBS)
     except HeadwayError as error:
         print(f"headway {verb}: {error}", file=sys.stderr)
         return error.exit_code

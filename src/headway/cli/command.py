@@ -5,25 +5,37 @@ from __future__ import annotations
 import difflib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import typer
+import typer.main
+
+from headway.cli.config import with_config
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # typer has click in it, or beside it, by its version
 ACCEPTED = {"int": "a whole number", "integer": "a whole number", "float": "a number", "boolean": "true or false"}
 
 
 class App(Protocol):
-    """What a verb's module calls `app`."""
+    """What a verb's module calls `app`, where it is none of typer's."""
 
     def __call__(self, *, args: Sequence[str], prog_name: str, **settings: Any) -> Any: ...
 
 
-def start(app: App, args: Sequence[str], name: str) -> int:
-    """Run a verb. -> its exit code; 2 after one sentence on stderr where its command line cannot be read."""
+def command_of(app: typer.Typer, *table: tuple[str, Collection[str]]) -> Any:
+    """A verb as click runs it, with the options that every verb has. `table`: as of `with_config`."""
+    command = typer.main.get_command(app)
+    with_config(command, *table)
+    return command
+
+
+def start(app: typer.Typer | App, args: Sequence[str], verb: str, verbs: Collection[str]) -> int:
+    """Run one of the verbs. -> its exit code; 2 after one sentence on stderr where its command line cannot be read."""
+    name = f"headway {verb}"
+    run = command_of(app, (verb, verbs)) if isinstance(app, typer.Typer) else app
     try:
-        code = app(args=args, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"])
+        code = run(args=list(args), prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"])
     except UsageError as error:
         command = error.ctx.command_path if error.ctx else name
         print(f"{name}: {sentence(error)}; see `{command} --help`", file=sys.stderr)

@@ -16,7 +16,8 @@ from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import typer
 
-from headway.cli.command import command_line
+from headway import cli
+from headway.cli.command import command_line, command_of
 
 
 class Verb(NamedTuple):
@@ -120,7 +121,8 @@ def app(args: Sequence[str], prog_name: str, **settings: Any) -> Any:
         return 2
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     single.command(help=VERBS[args[0]].help)(command(args[0], VERBS[args[0]]))
-    return single(args=args[1:], prog_name=f"{prog_name} {args[0]}", **settings)
+    run = command_of(single, ("plan", cli.VERBS), (args[0], VERBS))
+    return run(args=args[1:], prog_name=f"{prog_name} {args[0]}", **settings)
 
 
 def command(name: str, verb: Verb) -> Callable[..., None]:
