@@ -416,6 +416,8 @@ BAD = {
     "frontier batches": (["frontier", *STEP[1:], "--batches", "0,1"], "--batch: 0"),
     "plot": (["frontier", *STEP[1:], "--plot", "curve.pdf"], "--plot: curve.pdf"),
     "ratio without a peak": (["ratio", *STEP[1:-1], "m4-max"], "--peak-tflops"),
+    "prompts without a peak": (["prefill", *STEP[1:-1], "m4-max"], "--peak-tflops: no peak is catalogued for m4-max"),
+    "their price": (["cost", *STEP[1:-1], "m4-max", "--price", "1"], "--peak-tflops: no peak is catalogued"),
     "folder": (["step", "-m", ".", "--hardware", "h100"], "--model: . has no config.json"),
     "curve": (["levers", *STEP[1:], "--acceptance-curve", "a,b"], "--acceptance-curve: 'a,b'"),
     "audit": (["audit", "nowhere.csv"], "FILE: cannot read nowhere.csv"),
@@ -560,3 +562,23 @@ def test_calibrated_steps_abstain_where_nothing_was_measured_and_only_served_req
     assert away["kind"] == "bound" and "abstains" in away["notes"][0]
     served = answer(["estimate", *STEP[1:], "--concurrency", "32"], capsys)
     assert served["tpot"]["p10"] < served["tpot"]["p50"] < served["tpot"]["p90"]
+
+
+def test_a_re_upload_is_planned_as_what_its_name_says(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(["step", "-m", "nvidia/Llama-3.1-8B-Instruct-FP8", "--hardware", "h100"], capsys)
+    assert (found["model"], found["precision"]) == ("llama-3.1-8b", "fp8")
+    assert any("llama-3.1-8b in fp8 weights, by its name" in note for note in found["notes"])
+
+
+def test_activations_in_8_bits_are_multiplied_in_8_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    weights, both = (answer([*STEP, "--precision", name], capsys)["math"] for name in ("int8", "w8a8"))
+    assert (weights, both) == ("bf16", "int8")
+
+
+def test_throughput_of_served_requests_counts_their_wait(capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = ["--concurrency", "64", "--input-tokens", "8000", "--output-tokens", "128", "--gpus", "4"]
+    served = ["estimate", "-m", "llama-3.1-70b", "--precision", "fp8", "--hardware", "h100-sxm", *lengths]
+    found = answer(served, capsys)
+    request = found["ttft"]["p50"] + 128 * found["tpot"]["p50"]
+    assert found["tokens_per_second"] == pytest.approx(64 * 128 / request)
+    assert found["tokens_per_second"] < 0.95 * 64 / found["tpot"]["p50"]

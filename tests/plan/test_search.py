@@ -122,6 +122,25 @@ def test_a_split_deployment_is_run_by_commands_that_split() -> None:
     assert "--pd-disaggregation" in router and router.count("http://") == row.prefill_replicas + row.replicas
 
 
+def test_engines_are_set_up_for_the_goodput_printed_not_for_todays_traffic() -> None:
+    row = ranked(Wanted((H100,), degrees=(1,), split=False), msgspec.structs.replace(TRAFFIC, rate=0.5)).deployments[0]
+    assert row.goodput > 1 and row.rows > row.peak_batch
+    assert f"--max-num-seqs {row.rows} " in row.flags["vllm"]
+    assert f"--max-running-requests {row.rows} " in row.flags["sglang"]
+
+
+def test_an_engine_is_started_by_its_own_commands() -> None:
+    rows = ranked(Wanted((H100,), degrees=(1, 2), engine="trtllm")).deployments
+    assert all(set(row.flags) == {"trtllm"} for row in rows)
+    mixed = next(row for row in rows if not row.prefill_replicas).flags["trtllm"]
+    assert "trtllm-serve " in mixed and "--max_batch_size" in mixed and "vllm" not in mixed
+    split = next(row for row in rows if row.prefill_replicas)
+    lines = split.flags["trtllm"].splitlines()
+    assert lines[-1] == "trtllm-serve disaggregated -c pools.yaml"
+    assert sum(line.startswith("trtllm-serve ") for line in lines) == 3
+    assert sum(line.startswith('    - "') for line in lines) == split.replicas + split.prefill_replicas
+
+
 def test_the_context_limit_printed_is_one_that_starts(tmp_path: Path) -> None:
     """reported t2-055: one request of 60,200 tokens needs 7.9 GB of cache, and an L4 has less beside the weights."""
     trace = tmp_path / "t.csv"

@@ -254,6 +254,25 @@ def test_each_lever_moves_its_own_term() -> None:
     assert all(lever.throughput >= 0.99 for lever in table.values())
 
 
+def test_levers_are_ranked_by_requests_per_dollar() -> None:
+    rows = levers(LLAMA, 64, 8000, 100, Draft())
+    assert [row.requests for row in rows] == sorted((row.requests for row in rows), reverse=True)
+    by_name = {row.name: row for row in rows}
+    assert by_name["prefix cache"].requests > 1.6  # of long prompts and short answers, prefill is nearly all
+    assert by_name["twice the GPUs"].requests == pytest.approx(1, abs=0.01)
+    long = {row.name: row for row in levers(LLAMA, 64, 100, 4000, Draft())}
+    assert long["prefix cache"].requests == pytest.approx(1, abs=0.02)
+
+
+def test_tokens_that_are_no_hits_attend_to_the_hits_too() -> None:
+    def price(tokens: float, share: float) -> float:
+        found = token_cost(LLAMA, 1, tokens, 1.0, input_tokens=tokens, hit_share=share, attend_hits=True)
+        return found.usd_per_million_input
+
+    assert price(2000, 0.5) == pytest.approx(0.5 * price(2000, 0), rel=0.03)
+    assert price(100_000, 0.9) > 0.14 * price(100_000, 0)
+
+
 # --- hardware -------------------------------------------------------------------------------------------------------
 
 

@@ -252,3 +252,28 @@ def test_bad_configs_are_refused_in_one_sentence_that_names_the_field(name: str)
 def test_unknown_models_are_refused_with_near_names() -> None:
     with pytest.raises(BadInput, match=r"llama-3\.1-8b"):
         find_model("lama-3.1-8b")
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "format"),
+    [
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b", "fp8"),
+        ("RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w4a16", "llama-3.1-70b", "int4"),
+        ("hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4", "llama-3.1-8b", "int4"),
+        ("RedHatAI/Qwen3-32B-FP8-dynamic", "qwen3-32b", "fp8"),
+        ("someone/DeepSeek-R1-0528-AWQ", "deepseek-r1", "int4"),
+        ("nvidia/Llama-3.3-70B-Instruct-FP4", "llama-3.3-70b", "nvfp4"),
+        ("someone/Qwen2.5-7B-Instruct-4bit", "qwen2.5-7b", "int4"),
+        ("unsloth/Llama-3.2-1B-Instruct", "llama-3.2-1b", "bf16"),
+    ],
+)
+def test_quantised_and_tuned_re_uploads_are_the_catalogued_model(name, model, format):
+    shape = find_model(name)
+    assert (shape.name, shape.weight_format) == (model, format)
+    assert shape.n_params == find_model(model).n_params
+
+
+@pytest.mark.parametrize("name", ["acme/unheard-of-9b-instruct", "someone/Qwen9-7B-FP8", "fp8", "-instruct"])
+def test_a_name_that_begins_like_no_model_stays_unknown(name):
+    with pytest.raises(BadInput, match="is not in the catalogue"):
+        find_model(name)

@@ -8,12 +8,12 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.engine.machine import free_memory
-from headway.model.hub import CONFIG, HubSource, fetch_config, parse_hub
+from headway.model.hub import CONFIG, FetchError, HubSource, fetch_config, parse_hub
 from headway.model.reading import read_json
 from headway.model.source import DEFAULT_MODEL, resolve
 from headway.roofline.hardware import Hardware, find_hardware
 from headway.roofline.profile import Profile, device_of, load_profile
-from headway.shape.catalogue import find_model, model_config
+from headway.shape.catalogue import find_model, model_config, variant_of
 from headway.shape.config import shape_from_config
 from headway.shape.gguf import shape_from_gguf
 from headway.shape.model import ModelShape
@@ -23,7 +23,8 @@ QUANTISATION = "hf_quant_config.json"  # beside config.json, where that does not
 
 def load_shape(reference: str) -> ModelShape:
     """The shape of `reference`: a .gguf file, a config.json or a folder with one, a catalogue name, a hub id, whose
-    config.json is taken from the local hub cache or downloaded (a few kilobytes; never weights), or `demo`: the
+    config.json is taken from the local hub cache or downloaded (a few kilobytes; never weights) or, where that fails,
+    replaced by the catalogued model whose re-upload it is by its name; or `demo`: the
     built-in model, fetched once, as by all verbs.
 
     Raises:
@@ -40,7 +41,11 @@ def load_shape(reference: str) -> ModelShape:
     if path.is_file():
         return _from_files(path, path.with_name(QUANTISATION), path.stem)
     if model_config(reference) is None and (hub := parse_hub(reference)) is not None:
-        return _from_hub(hub)
+        try:
+            return _from_hub(hub)
+        except FetchError:
+            if variant_of(reference) is None:
+                raise  # else its name says enough
     if reference == "demo":
         return _from_gguf(resolve(DEFAULT_MODEL))
     return find_model(reference)

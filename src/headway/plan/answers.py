@@ -225,7 +225,8 @@ class Explained(Step, frozen=True, kw_only=True):
 
 class Served(Answer, frozen=True, kw_only=True):
     """TTFT and TPOT of requests in a closed loop of `concurrency`. `abstained`: why there is no estimate, "" if there
-    is one. `seconds`: the TPOT, else its bound; its `terms` add up to it."""
+    is one. `seconds`: the TPOT, else its bound; its `terms` add up to it. `tokens_per_second`: output of all requests,
+    the wait for their first tokens counted."""
 
     engine: str
     concurrency: float
@@ -250,6 +251,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         attention_dp: groups of a replica's GPUs with sequences of their own. memory: of one GPU.
         max_model_len: context limit to set: what the traffic needs, as far as the memory holds it.
         batch, peak_batch: decodes at once, in the mean and at the target's percentile. chunk: prompt tokens per step.
+        rows: sequences that a replica must hold to carry its goodput.
         ttft_ms, tpot_ms: at the target's percentile.
         basis: "calibrated", "extrapolated", or "measured" on this machine.
         goodput: requests/s it could carry. utilisation: the traffic's share of that. headroom: the rest, over it.
@@ -272,6 +274,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     batch: float
     peak_batch: int
+    rows: int
     chunk: int
     ttft_ms: float
     tpot_ms: float

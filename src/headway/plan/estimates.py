@@ -76,6 +76,7 @@ def estimate(setup: Setup, concurrency: int = 64, input_tokens: int = 2000, outp
     here = setup.measured(replica)
     found = calibration().predict(deployment) if here is None else _here(here, deployment)
     tpot = found.tpot.p50 if found.tpot else found.bound_tpot
+    request = (found.ttft.p50 if found.ttft else found.bound_ttft) + output_tokens * tpot  # seconds of one
     about = msgspec.structs.replace(setup, mode="calibrated").about(
         replica, (), (f"{concurrency:g} equal requests always in flight: a closed loop (--concurrency)",),
         "exact" if found.reason else "measured" if here else "", input_tokens + output_tokens,
@@ -85,7 +86,7 @@ def estimate(setup: Setup, concurrency: int = 64, input_tokens: int = 2000, outp
         engine=deployment.engine if here is None else "headway",
         concurrency=concurrency, input_tokens=input_tokens, output_tokens=output_tokens, tpot=found.tpot,
         ttft=found.ttft, bound_tpot=found.bound_tpot, bound_ttft=found.bound_ttft, abstained=found.reason,
-        seconds=tpot, tokens_per_second=concurrency / tpot, terms=found.terms,
+        seconds=tpot, tokens_per_second=concurrency * output_tokens / request, terms=found.terms,
     )  # fmt: skip
 
 

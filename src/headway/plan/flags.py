@@ -1,4 +1,4 @@
-"""The command lines that run a planned deployment: vLLM's, SGLang's, and on a CPU Headway's own."""
+"""The command lines that run a planned deployment: vLLM's and SGLang's, or TensorRT-LLM's; on a CPU Headway's own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ PORTS = {"prefill": 8100, "decode": 8200}
 KV_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
-def engine_flags(model: str, shape: ModelShape, row: Offer, kv: str | None) -> dict[str, str]:
+def engine_flags(model: str, shape: ModelShape, row: Offer, kv: str | None, engine: str) -> dict[str, str]:
     """By engine, the lines that run one replica of each kind that `row` has. A split deployment has one for prefill,
-    one for decode and a proxy before them; hosts are called prefill-1, decode-1 and so on."""
-    name = shlex.quote(hub_id(shape.name) or model)
+    one for decode and a proxy before them; hosts are called prefill-1, decode-1 and so on. `engine`: whose constants
+    the row was planned with; others' lines are given where they take the same settings."""
+    name = shlex.quote(model if "/" in model else hub_id(shape.name) or model)
+    if engine == "trtllm" and row.hardware_kind != "cpu":
+        return {"trtllm": _trtllm(name, shape, row, kv)}
     vllm = _vllm(name, shape, row, kv)
     sglang = _sglang(name, shape, row, kv)
     if row.prefill_replicas:
@@ -25,7 +28,7 @@ def engine_flags(model: str, shape: ModelShape, row: Offer, kv: str | None) -> d
     if row.hardware_kind != "cpu":  # `headway serve` computes on the CPU alone
         return {"vllm": vllm, "sglang": sglang}
     headway = (
-        f"headway serve {name} --max-rows {row.peak_batch} --max-step-tokens {row.chunk} "
+        f"headway serve {name} --max-rows {row.rows} --max-step-tokens {row.chunk} "
         f"--max-model-len {row.max_model_len} --step-ms {max(1, round(row.tpot_ms))}"
     )
     return {"headway": headway, "vllm": vllm, "sglang": sglang}
@@ -38,8 +41,8 @@ def _vllm(name: str, shape: ModelShape, row: Offer, kv: str | None) -> str:
         f"vllm serve {name}", f"--tensor-parallel-size {row.gpus // ranks}",
         *([f"--data-parallel-size {ranks}"] if ranks > 1 else []),
         *(["--enable-expert-parallel"] if ranks > 1 and shape.is_moe else []),
-        f"--max-num-seqs {ceil(row.peak_batch / ranks)}",
-        f"--max-num-batched-tokens {max(row.chunk, row.peak_batch)}", f"--max-model-len {row.max_model_len}",
+        f"--max-num-seqs {ceil(row.rows / ranks)}",
+        f"--max-num-batched-tokens {max(row.chunk, row.rows)}", f"--max-model-len {row.max_model_len}",
         f"--gpu-memory-utilization {UTILISATION}", "--enable-prefix-caching",
         *(["--kv-cache-dtype fp8"] if kv == "fp8" else []), *_requantised(shape, row.precision),
     ])  # fmt: skip
@@ -51,10 +54,38 @@ def _sglang(name: str, shape: ModelShape, row: Offer, kv: str | None) -> str:
     return " ".join([
         f"python -m sglang.launch_server --model-path {name}", f"--tp {row.gpus}",
         *(["--enable-dp-attention", f"--dp {ranks}"] if ranks > 1 else []),
-        f"--max-running-requests {row.peak_batch}", f"--chunked-prefill-size {row.chunk}",
+        f"--max-running-requests {row.rows}", f"--chunked-prefill-size {row.chunk}",
         f"--context-length {row.max_model_len}", "--mem-fraction-static 0.88",
         *(["--kv-cache-dtype fp8_e4m3"] if kv == "fp8" else []), *_requantised(shape, row.precision),
     ])  # fmt: skip
+
+
+def _trtllm(name: str, shape: ModelShape, row: Offer, kv: str | None) -> str:
+    """TensorRT-LLM counts sequences per data-parallel rank, and reads the rest from a file of settings."""
+    ranks = row.attention_dp
+    settings = [
+        *(["enable_attention_dp: true"] if ranks > 1 else []),
+        "kv_cache_config:", f"  free_gpu_memory_fraction: {UTILISATION}", *(["  dtype: fp8"] if kv == "fp8" else []),
+        *(["cache_transceiver_config:", "  backend: DEFAULT"] if row.prefill_replicas else []),
+    ]  # fmt: skip
+    parallel = [f"--tp_size {row.gpus}", *([f"--ep_size {row.gpus}"] if ranks > 1 and shape.is_moe else [])]
+    comment = "" if row.precision == shape.weight_format else f"  # needs a checkpoint quantised to {row.precision}"
+    serve = " ".join([
+        f"trtllm-serve {name} --backend pytorch", *parallel, f"--max_batch_size {ceil(row.rows / ranks)}",
+        f"--max_num_tokens {max(row.chunk, row.rows)}", f"--max_seq_len {row.max_model_len}",
+        "--extra_llm_api_options settings.yaml",
+    ])  # fmt: skip
+    written = ["cat > settings.yaml <<END", *settings, "END"]
+    if not row.prefill_replicas:
+        return "\n".join([*written, serve + comment])
+    workers = [f"{serve} --host 0.0.0.0 --port {port}{comment}" for port in PORTS.values()]
+    pools = ["hostname: 0.0.0.0", "port: 8000"]
+    for title, role in (("context_servers", "prefill"), ("generation_servers", "decode")):
+        hosts = _hosts(role, row)
+        pools += [f"{title}:", f"  num_instances: {len(hosts)}", "  urls:"]
+        pools += [f'    - "{host}:{PORTS[role]}"' for host in hosts]
+    router = ["cat > pools.yaml <<END", *pools, "END", "trtllm-serve disaggregated -c pools.yaml"]
+    return "\n".join([*written, *workers, *router])
 
 
 def _requantised(shape: ModelShape, precision: str) -> list[str]:

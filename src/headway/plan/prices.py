@@ -61,6 +61,7 @@ def cost(
     context = 4096 if context is None else context
     replica = setup.replica(BOUNDS)
     hourly, source = price_of(replica.hardware, price)
+    setup.needs_peak(replica)  # of prompts
     found = capacity(replica, max(context, 1), None if tpot_ms is None else tpot_ms * 1e-3)
     batch = found.batch if batch is None else batch
     if batch < 1:
@@ -72,7 +73,7 @@ def cost(
     step = decode(replica, batch, context)
     tokens = token_cost(
         replica, batch, context, hourly, input_tokens=input_tokens, mfu=mfu, hit_share=cache_hit, hit_cost=hit_cost,
-        utilisation=utilisation,
+        attend_hits=True, utilisation=utilisation,
     )  # fmt: skip
     assumptions = (
         price_assumption(replica.hardware, hourly, price is not None),
@@ -124,8 +125,7 @@ def ratio(
     prompt = 2000 if input_tokens is None else input_tokens
     whole_from(1, "--input-tokens", prompt)
     replica = setup.replica(BOUNDS)
-    if replica.pi == float("inf"):
-        raise BadInput("--peak-tflops", f"no peak is catalogued for {replica.hardware.name}; give its TFLOP/s")
+    setup.needs_peak(replica)
     attention = setup.counting != "textbook"
     whole, weights = (price_ratio(replica, batch, cached, mfu, prompt, attention) for cached in (context, 0))
     return Ratio(
@@ -136,7 +136,7 @@ def ratio(
 
 def levers(
     setup: Setup, batch: int = 64, input_tokens: int = 2000, output_tokens: int = 500, acceptance: float = 0.8,
-    draft_cost: float = 0.05, acceptance_curve: Sequence[float] = (), cache_hit: float = 0.5,
+    draft_cost: float = 0.05, acceptance_curve: Sequence[float] = (), cache_hit: float = 0.5, mfu: float = 0.5,
 ) -> Levers:  # fmt: skip
     """Every lever on this replica: which term, by how much (B11)."""
     draft = Draft(acceptance, draft_cost, tuple(acceptance_curve))
@@ -155,10 +155,10 @@ def levers(
     )
     assumptions = (
         f"{accepted} and costs {draft.cost:.0%} of a step (--draft-cost): measure yours",
-        f"{cache_hit:.0%} of input is found in the prefix cache (--cache-hit)",
+        f"{cache_hit:.0%} of input is found in the prefix cache (--cache-hit); prefill at {mfu:.0%} MFU (--mfu)",
     )
     return Levers(
         **setup.about(replica, assumptions=assumptions, longest=input_tokens + output_tokens),
         batch=batch, input_tokens=input_tokens, output_tokens=output_tokens,
-        levers=lever_tables.levers(replica, batch, input_tokens, output_tokens, draft, cache_hit),
+        levers=lever_tables.levers(replica, batch, input_tokens, output_tokens, draft, cache_hit, mfu),
     )  # fmt: skip

@@ -210,14 +210,15 @@ def _(a: Ratio) -> list[Part]:
 @parts.register
 def _(a: Levers) -> list[Part]:
     rows = [
-        [r.name, r.term, times(r.throughput), times(r.filled), seconds(r.seconds_after), count(r.batch_after)]
+        [r.name, r.term, times(r.requests), times(r.throughput), times(r.filled), count(r.batch_after)]
         for r in a.levers
     ]
     now = a.levers[0]
     return [
         Text(f"batch {a.batch}, {a.input_tokens} tokens in, {a.output_tokens} out: now {seconds(now.seconds_before)} "
              f"per step, {count(now.batch_before)} sequences fit"),
-        Grid(["lever", "term", "tok/s", "if refilled", "step", "fit"], rows, left=("term",)),
+        Grid(["lever", "term", "requests/$", "tok/s", "if refilled", "fit"], rows, left=("term",)),
+        Text("requests/$: prompts and answers of such requests for the same money", "note"),
         Text(f"tok/s: with the same {a.batch} sequences; if refilled: with as many as then fit, over as many as fit "
              "now (`plan explain` counts this)", "note"),
         Listing("notes", [f"{r.name}: {r.note}" for r in a.levers if r.note], "note"),

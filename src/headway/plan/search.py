@@ -101,7 +101,7 @@ def search(model_name: str, shape: ModelShape, traffic: Traffic, target: Target,
     # ties on price are common (a split pool of the same size): the quicker first token goes first
     found.sort(key=lambda row: (row.usd_per_hour, row.ttft_ms))
     best = [
-        msgspec.structs.replace(row, rank=rank, flags=engine_flags(model_name, shape, row, wanted.kv))
+        msgspec.structs.replace(row, rank=rank, flags=engine_flags(model_name, shape, row, wanted.kv, wanted.engine))
         for rank, row in enumerate(found[: wanted.most], start=1)
     ]
     return Search(
@@ -212,8 +212,8 @@ def _mixed(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> Of
     count = ceil(traffic.rate / highest)
     load = at(traffic.rate / count)
     return _priced(
-        c, load, load.ttft, traffic, wanted, load.prefill_share, name=f"{count} x ({c.name})", replicas=count,
-        prefill_replicas=0, goodput=count * highest, limited_by=limit,
+        c, load, at(highest), load.ttft, traffic, wanted, load.prefill_share, name=f"{count} x ({c.name})",
+        replicas=count, prefill_replicas=0, goodput=count * highest, limited_by=limit,
         survives_one_loss=(count - 1) * highest >= traffic.rate,
     )  # fmt: skip
 
@@ -240,8 +240,8 @@ def _split(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> Of
         return Rejected(f"split {c.name}", _why(limit_prefill if fast <= 0 else limit_decode, d, traffic))
     prefills, decodes = ceil(traffic.rate / fast), ceil(traffic.rate / long)
     return _priced(
-        c, decoding(traffic.rate / decodes), prefilling(traffic.rate / prefills).ttft + ship, traffic, wanted,
-        prefills / (prefills + decodes),
+        c, decoding(traffic.rate / decodes), decoding(long), prefilling(traffic.rate / prefills).ttft + ship, traffic,
+        wanted, prefills / (prefills + decodes),
         name=f"{prefills} prefill + {decodes} decode x ({c.name})", replicas=decodes, prefill_replicas=prefills,
         goodput=min(prefills * fast, decodes * long),
         limited_by=limit_prefill if prefills * fast < decodes * long else limit_decode,
@@ -250,11 +250,11 @@ def _split(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> Of
 
 
 def _priced(
-    c: Candidate, load: ReplicaLoad, ttft: float, traffic: Traffic, wanted: Wanted, prefill_share: float, *, name: str,
-    replicas: int, prefill_replicas: int, goodput: float, **rest: Any,
+    c: Candidate, load: ReplicaLoad, full: ReplicaLoad, ttft: float, traffic: Traffic, wanted: Wanted,
+    prefill_share: float, *, name: str, replicas: int, prefill_replicas: int, goodput: float, **rest: Any,
 ) -> Offer | Rejected:  # fmt: skip
     """The deployment with its bill, `prefill_share` of which is for prompts; rejected when it cannot be priced or is
-    over budget."""
+    over budget. `full`: a replica at its goodput, for which engines are set up."""
     d, price = c.deployment, price_of(c.device, wanted)
     total = (replicas + prefill_replicas) * d.gpus
     if price is None:
@@ -267,7 +267,8 @@ def _priced(
         rank=0, name=name, hardware=c.device.name, hardware_kind=c.device.kind, gpus=d.gpus, total_gpus=total,
         precision=c.precision, replicas=replicas, prefill_replicas=prefill_replicas, attention_dp=d.attention_dp,
         memory=d.memory, max_model_len=_context_limit(d, traffic),
-        batch=round(load.batch, 1), peak_batch=ceil(load.peak_batch), chunk=load.chunk, ttft_ms=ttft * 1e3,
+        batch=round(load.batch, 1), peak_batch=ceil(load.peak_batch), rows=max(1, ceil(full.peak_batch)),
+        chunk=min(load.chunk, full.chunk), ttft_ms=ttft * 1e3,
         tpot_ms=load.tpot * 1e3, mean_tpot_ms=load.mean_tpot * 1e3, basis=c.basis,
         goodput=goodput, utilisation=traffic.rate / goodput, headroom=goodput / traffic.rate - 1,
         price_per_gpu_hour=price, usd_per_hour=hour,

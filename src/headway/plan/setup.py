@@ -15,6 +15,7 @@ from headway.roofline.hardware import Hardware
 from headway.roofline.replica import Replica, Textbook, deploy, not_negative
 from headway.roofline.step import can_split, check_layout
 from headway.roofline.timing import Timing, served_here
+from headway.shape.catalogue import variant_of
 
 BOUNDS = ("textbook", "exact")
 MODES = (*BOUNDS, "calibrated")
@@ -90,6 +91,11 @@ class Setup(msgspec.Struct, frozen=True):
         profile = profile_of(self.hardware or "") if self.mode in (None, "calibrated") else None
         return served_here(replica.shape, profile, replica.step_time()) if profile else None
 
+    def needs_peak(self, replica: Replica) -> None:
+        """Refuse what arithmetic decides on a device whose arithmetic is not known."""
+        if replica.pi == float("inf"):
+            raise BadInput("--peak-tflops", f"no peak is catalogued for {replica.hardware.name}; give its TFLOP/s")
+
     def link_seconds(self) -> float:
         latency = LINK_LATENCY_US if self.link_latency_us is None else self.link_latency_us
         not_negative("--link-latency-us", latency)
@@ -122,6 +128,9 @@ class Setup(msgspec.Struct, frozen=True):
 
     def _notes(self, replica: Replica) -> list[str]:
         notes, device, gpus = [], replica.hardware, replica.gpus
+        variant = variant_of(self.model) if self.model and "/" in self.model else None
+        if variant is not None and variant.model == replica.shape.name:
+            notes.append(f"{self.model}: {variant.model} in {replica.shape.weight_format} weights, by its name")
         if replica.pi == float("inf"):
             notes.append(f"{device.name} has no catalogued peak: arithmetic is left out, only memory is modelled")
         if device.measured:

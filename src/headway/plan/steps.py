@@ -116,6 +116,7 @@ def prefill(setup: Setup, input_tokens: int = 2000, cached_tokens: int = 0, mfu:
         cost = here.model.explain(prefill_step(replica.shape, input_tokens - cached_tokens, cached_tokens))
         about = _about(setup, replica, here, notes, (), input_tokens) | {"kind": "estimate"}
     else:
+        setup.needs_peak(replica)
         here, mfu = None, USUAL_MFU if mfu is None else mfu
         cost = replicas.prefill(replica, input_tokens, mfu, cached=cached_tokens)
         about = _about(setup, replica, None, notes, mfu_assumption(mfu), input_tokens) | {"kind": kind_of(mfu)}

@@ -29,12 +29,15 @@ def usd_per_million(usd_per_hour: float, tokens_per_second: float, utilisation: 
     return 1e6 * usd_per_hour / 3600.0 / (tokens_per_second * utilisation)
 
 
-def blended_input(fresh: float, hit_share: float, hit_cost: float) -> float:
-    """$/M of input when `hit_share` of it is found in the prefix cache, at `hit_cost` of a computed token's cost."""
+def blended_input(fresh: float, hit_share: float, hit_cost: float, rest: float | None = None) -> float:
+    """$/M of input when `hit_share` of it is found in the prefix cache, at `hit_cost` of a computed token's cost.
+    `rest`: $/M of it if hits cost nothing, where that is not simply the share that is no hit: such tokens attend to the
+    hits too."""
     for field, value in (("--cache-hit", hit_share), ("--hit-cost", hit_cost)):
         if not 0 <= value <= 1:
             raise BadInput(field, f"{value}; accepted: from 0 to 1")
-    return fresh * (1.0 - hit_share + hit_share * hit_cost)
+    computed = fresh * (1.0 - hit_share) if rest is None else rest
+    return computed + hit_cost * (fresh - computed)
 
 
 def token_cost(
@@ -48,17 +51,23 @@ def token_cost(
     prefill_attention: bool = True,
     hit_share: float = 0.0,
     hit_cost: float = 0.0,
+    attend_hits: bool = False,
     utilisation: float = 1.0,
 ) -> TokenCost:
-    """Price of an input and of an output token: prefill at `mfu`, decode at `batch` and mean context `context` (B9)."""
+    """Price of an input and of an output token: prefill at `mfu`, decode at `batch` and mean context `context` (B9).
+    `attend_hits`: count that tokens which are no hits attend to those that are, which B9 leaves out."""
     if usd_per_gpu_hour < 0:
         raise BadInput("--price", f"{usd_per_gpu_hour}; accepted: dollars per GPU-hour from 0")
     hour = usd_per_gpu_hour * d.gpus
     decode_rate = batch / decode(d, batch, context).seconds
     prefill_rate = input_tokens / prefill(d, input_tokens, mfu, prefill_attention).seconds
     fresh = usd_per_million(hour, prefill_rate, utilisation)
+    rest = None
+    if attend_hits and 0 < hit_share < 1:
+        computed = prefill(d, input_tokens, mfu, prefill_attention, hit_share * input_tokens).seconds
+        rest = usd_per_million(hour, input_tokens / computed, utilisation)
     return TokenCost(
-        usd_per_million_input=blended_input(fresh, hit_share, hit_cost),
+        usd_per_million_input=blended_input(fresh, hit_share, hit_cost, rest),
         usd_per_million_output=usd_per_million(hour, decode_rate, utilisation),
         usd_per_million_fresh_input=fresh, prefill_tokens_per_second=prefill_rate,
         decode_tokens_per_second=decode_rate, usd_per_hour=hour,

@@ -55,7 +55,7 @@ _TABLE = (
     Format("bf16", 1, 2, 2.0, gguf=30, dtype="BF16", measured="bf16", aliases=("bfloat16",)),
     Format("f16", 1, 2, 2.0, gguf=1, dtype="F16", measured="bf16", aliases=("fp16", "float16")),
     Format("fp8", 1, 1, 1.0, "fp8", dtype="F8_E4M3", measured="fp8"),
-    Format("int8", 1, 1, 1.0, aliases=("w8a8",)),
+    Format("int8", 1, 1, 1.0), Format("w8a8", 1, 1, 1.0, "int8"),
     Format("int4", 256, 133, 0.5, measured="int4", aliases=("awq", "gptq", "w4a16")),
     Format("fp4", 16, 9, 0.5, "fp4", measured="fp4"),
     Format("nvfp4", 16, 9, 0.5, "fp4", measured="fp4"),
