@@ -149,8 +149,8 @@ def test_a_cut_off_file_gives_what_it_has_and_then_says_where_it_ends(path: Path
         (b"[1, 2]\n", "not an event file"),
         (b'{"event":"header"}\n', "not an event file"),
         (b'{"format":"other","version":1}\n', "its format is 'other'"),
-        (b'{"format":"headway-events","version":99}\n', "version 99 of the format; this program reads 3"),
-        (b'{"format":"headway-events","version":3,"event":"header"}\n', "line 1: .*missing required field"),
+        (b'{"format":"headway-events","version":99}\n', "version 99 of the format; this program reads 4"),
+        (b'{"format":"headway-events","version":4,"event":"header"}\n', "line 1: .*missing required field"),
     ],
 )
 def test_a_foreign_file_is_refused_in_one_sentence(tmp_path: Path, content: bytes, sentence: str) -> None:

@@ -24,6 +24,7 @@ from headway.ops.weight import Weight
 from headway.scheduling.scheduler import Scheduler
 from headway.shape.config import tensors_of
 from headway.shape.model import KVGroup
+from headway.speculation.proposer import Proposer
 
 VOCAB = 64
 CONFIG = DecoderConfig(
@@ -71,6 +72,8 @@ class TinyModel:
         log: EventLog | None = None,
         grammars: Grammars | None = None,
         eos_ids: tuple[int, ...] = (),
+        proposer: Proposer | None = None,
+        mode: str = "coupled",
         **scheduler: Any,
     ) -> EngineLoop:
         limits = Capabilities(
@@ -80,10 +83,11 @@ class TinyModel:
             max_rows=max_rows,
             max_tokens_per_step=256,
             max_model_len=256,
+            max_drafts=0 if proposer is None else 40,
         )
         return EngineLoop(
             Scheduler(limits, key=b"test" * 8, log=log, verify=True, **scheduler),
-            ModelExecutor(self.backend, self._forward, self._groups, limits, grammars=grammars),
+            ModelExecutor(self.backend, self._forward, self._groups, limits, None, grammars, proposer, mode),
             VirtualClock(),
             VOCAB,
             eos_ids=eos_ids,

@@ -39,3 +39,14 @@ def sample(
     np.testing.assert_array_equal(summary.rows, before[0])
     np.testing.assert_array_equal(summary.peaks, before[1])
     return sampled
+
+
+def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> tuple[float, int]:
+    """Pearson's statistic and its degrees of freedom, over cells that expect at least five."""
+    expected = probabilities * counts.sum()
+    cells = expected >= 5
+    assert counts[probabilities == 0].sum() == 0
+    observed = np.append(counts[cells], counts[~cells].sum())
+    wanted = np.append(expected[cells], expected[~cells].sum())
+    filled = wanted > 0
+    return float(((observed - wanted)[filled] ** 2 / wanted[filled]).sum()), int(filled.sum()) - 1

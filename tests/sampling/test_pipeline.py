@@ -14,11 +14,9 @@ from headway.core.request import SamplingParams
 from headway.sampling.adjust import adjust
 from headway.sampling.noise import dense_uniforms
 from headway.sampling.pipeline import Survivors, draw, keep_min_p, keep_top_p, truncate
-from headway.sampling.rows import RowFailure, TokenCounts, check_params
-from headway.sampling.sampler import Sampled
+from headway.sampling.rows import TokenCounts, check_params
 from headway.sampling.select import largest
-from headway.sampling.verify import verify
-from tests.sampling.drawing import row, sample
+from tests.sampling.drawing import chi_square, row, sample
 
 VOCAB = 97
 
@@ -242,17 +240,6 @@ def test_distribution_equals_transformers_warpers(seed: int) -> None:
 # -- draws -----------------------------------------------------------------------------------------------------------
 
 
-def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> tuple[float, int]:
-    """Pearson's statistic and its degrees of freedom, over cells that expect at least five."""
-    expected = probabilities * counts.sum()
-    cells = expected >= 5
-    assert counts[probabilities == 0].sum() == 0
-    observed = np.append(counts[cells], counts[~cells].sum())
-    wanted = np.append(expected[cells], expected[~cells].sum())
-    filled = wanted > 0
-    return float(((observed - wanted)[filled] ** 2 / wanted[filled]).sum()), int(filled.sum()) - 1
-
-
 @pytest.mark.parametrize(
     "fields", [{}, {"temperature": 0.6}, {"top_k": 12}, {"top_p": 0.9}, {"min_p": 0.05}, {"top_k": 30, "top_p": 0.8}]
 )
@@ -298,35 +285,3 @@ def test_the_winner_is_the_first_to_finish() -> None:
     logits = random_logits(8)[0]
     times = -np.log(dense_uniforms(VOCAB, seed=1, choice=0, position=9)) / np.exp(logits.astype(np.float64))
     assert draw(logits, row(), 9) == int(np.argmin(times))
-
-
-# -- verification of drafts --------------------------------------------------------------------------------------------
-
-
-@given(
-    st.integers(0, 50),
-    st.integers(0, 6),
-    st.integers(0, 6),
-    st.sampled_from([{}, {"temperature": 0.0}, {"top_k": 4}, {"presence_penalty": 2.0, "repetition_penalty": 1.3}]),
-)
-def test_verification_emits_what_would_be_drawn_without_a_draft(
-    seed: int, right: int, wrong: int, fields: dict
-) -> None:
-    steps = right + wrong
-    logits = random_logits(seed, rows=steps + 1, vocab=12)
-    plain, speculated = row(seed=seed, **fields), row(seed=seed, **fields)
-    expected = [sample(logits[j : j + 1], [plain], [2 + j]).tokens[0] for j in range(steps + 1)]
-    draft = expected[:right] + [(token + 1) % 12 for token in expected[right:steps]]
-    emitted = verify(logits, speculated, 2, draft)
-    assert emitted == expected[: right + 1]
-    if not wrong and speculated.output is not None:
-        assert speculated.output.ids.tolist() == plain.output.ids.tolist()  # type: ignore[union-attr]
-
-
-def test_a_failing_position_fails_the_row() -> None:
-    logits = random_logits(0, rows=2)
-    logits[1, 0] = np.nan
-    first = draw(logits[0], row(), 2)
-    with pytest.raises(RowFailure):
-        verify(logits, row(), 2, [first])
-    assert sample(logits[:1], [row()], [2]) == Sampled([first])

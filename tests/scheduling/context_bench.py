@@ -147,7 +147,7 @@ def limits_of(**changes: object) -> Capabilities:
         "max_rows": 8,
         "max_tokens_per_step": 16,
         "max_model_len": 200,
-        "verifies_drafts": True,
+        "max_drafts": 100,
     }
     return Capabilities(**(figures | changes))  # type: ignore[arg-type]
 

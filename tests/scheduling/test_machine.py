@@ -183,25 +183,23 @@ class SchedulerMachine(RuleBasedStateMachine):
     def disturb(self, plan: StepPlan, result: StepResult, data) -> StepResult:
         """Things that happen while a step is in flight; and drafts for the next one, some right, some wrong."""
         ids = [work.id for work in plan.work]
-        what = data.draw(st.sampled_from(["", "", "", "", "cancel", "fail", "stop", "drafts", "drafts"]))
-        if not ids or not what:
-            return result
-        id = data.draw(st.sampled_from(ids))
-        if id not in self.scheduler.state.rows:
-            return result
-        changes: dict[str, dict] = {"finish": {}, "failed": {}, "drafts": {}}
+        what = data.draw(st.sampled_from(["", "", "", "", "cancel", "fail", "stop"]))
+        changes: dict[str, dict] = {"finish": {}, "failed": {}, "drafts": {}, "odds": {}}
+        right = data.draw(st.sampled_from([None, 0, 1, 2, 5]))
+        for work in plan.work if right is not None else ():
+            said = len(self.heard[work.id]) + len(result.tokens.get(work.id, ()))
+            changes["drafts"][work.id] = (*self.answers[work.id][said : said + right], 0)
+            changes["odds"][work.id] = right / 5
+        id = data.draw(st.sampled_from(ids)) if ids else ""
+        if id not in self.scheduler.state.rows or not what:
+            return StepResult(plan.step, result.tokens, **changes)
         if what == "cancel":
             self.scheduler.cancel(id, self.now)
         elif what == "fail":
             changes["failed"][id] = "out of luck"
-        elif what == "stop":
-            changes["finish"][id] = Finish("stop", "a stop string")
         else:
-            for work in plan.work:
-                said = len(self.heard[work.id]) + len(result.tokens.get(work.id, ()))
-                changes["drafts"][work.id] = (*self.answers[work.id][said : said + 2], 0)
-        if what != "drafts":
-            self.disturbed.add(id)
+            changes["finish"][id] = Finish("stop", "a stop string")
+        self.disturbed.add(id)
         return StepResult(plan.step, result.tokens, **changes)
 
     def hear(self, outputs: list[Emission]) -> None:

@@ -60,7 +60,7 @@ def record(
         max_rows=3,
         max_tokens_per_step=12,
         max_model_len=40,
-        verifies_drafts=True,
+        max_drafts=100,
     )
     log, totals, clock = EventLog(), Totals(), VirtualClock()
     scheduler = Scheduler(limits, key=b"secret", log=log, **options)

@@ -156,6 +156,17 @@ def sampling(**given: Any) -> dict[str, Any]:
     return stated
 
 
+def numbers(text: str, field: str, kind: type) -> list[Any]:
+    """Numbers from "1,2,4"."""
+    from headway.core.errors import BadInput
+
+    try:
+        return [kind(part) for part in text.split(",")] if text else []
+    except ValueError:
+        accepted = "whole numbers with commas, like 1,2,4,8" if kind is int else "numbers with commas, like 1.8,2.5,3.0"
+        raise BadInput(field, f"{text!r}; accepted: {accepted}") from None
+
+
 def api_key(file: Path | None) -> str | None:
     """The key a client sends: the first of `file`, which may be the server's own, else of the environment.
 

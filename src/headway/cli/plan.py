@@ -18,6 +18,7 @@ import typer
 
 from headway import cli
 from headway.cli.command import command_line, command_of
+from headway.cli.options import numbers
 
 
 class Verb(NamedTuple):
@@ -174,17 +175,6 @@ def option(verb: str, key: str, kind: Any, default: Any) -> inspect.Parameter:
 def number_of(kind: Any) -> type | None:
     """int of Sequence[int], float of Sequence[float], None of anything else."""
     return get_args(kind)[0] if kind in (Sequence[int], Sequence[float]) else None
-
-
-def numbers(text: str, field: str, kind: type) -> list[Any]:
-    """Numbers from "1,2,4"."""
-    from headway.core.errors import BadInput
-
-    try:
-        return [kind(part) for part in text.split(",")] if text else []
-    except ValueError:
-        accepted = "whole numbers with commas, like 1,2,4,8" if kind is int else "numbers with commas, like 1.8,2.5,3.0"
-        raise BadInput(field, f"{text!r}; accepted: {accepted}") from None
 
 
 def check_files(paths: dict[str, Path | None]) -> None:

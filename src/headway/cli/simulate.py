@@ -165,6 +165,32 @@ def score(
 
 
 @app.command()
+def spec(
+    drafts: Annotated[str, typer.Option(help="Drafts per step, with commas.")] = "2,4,8",
+    acceptance: Annotated[str, typer.Option(help="Shares of drafts accepted, with commas.")] = "0.6,0.8,0.9",
+    draft_cost: Annotated[float, typer.Option(help="A draft step over a target step.")] = 0.05,
+    verification: Annotated[str, typer.Option(help="coupled or rejection.")] = "rejection",
+    steps: Annotated[int, typer.Option(help="Steps to play for each line.")] = 50_000,
+    seed: Annotated[int, typer.Option(help="Of distributions and noise.")] = 0,
+    json: Json = False,
+) -> None:
+    """Speculative decoding by the code that verifies drafts, on made-up distributions: tokens per step and speed-up."""
+    from headway.cli.options import numbers
+    from headway.metrics.files import to_json
+    from headway.report.document import show
+    from headway.simulate.speculation import document, table
+
+    found = table(
+        numbers(drafts, "--drafts", int), numbers(acceptance, "--acceptance", float), draft_cost, verification, steps,
+        seed,
+    )  # fmt: skip
+    if json:
+        typer.echo(to_json(found))
+    else:
+        show(document(found))
+
+
+@app.command()
 def lesson(
     name: Annotated[str, typer.Argument(help="batching, memory, long-prompt, frontier or little.")],
     json: Json = False,

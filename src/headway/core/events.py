@@ -18,7 +18,7 @@ import msgspec
 from headway.core.step import Capabilities, Seconds, StepShape
 
 FORMAT = "headway-events"
-VERSION = 3  # of the event file
+VERSION = 4  # of the event file
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", gc=False):
@@ -147,9 +147,9 @@ class StepDone(Event, frozen=True, kw_only=True, tag="step"):
         emitted: tokens emitted, per row.
         accepted: drafted tokens accepted, over all rows.
         drafted: drafted tokens verified, over all rows.
-        proposed: tokens drafted for the next step, per row; () if none for any.
+        proposed: tokens drafted for the next step, per row; () if none for any. odds: of one to be accepted, per row.
         shape: size of the step, what a step-time model is fitted on; of the first step if there are several.
-        predicted: seconds the model expected; None without one.
+        predicted: seconds the model expected; None without one. undrafted: without the drafts; None if it has none.
         seconds: measured (or simulated) time by part.
         times: when each of several steps ended, ps.
     """
@@ -164,8 +164,10 @@ class StepDone(Event, frozen=True, kw_only=True, tag="step"):
     accepted: int = 0
     drafted: int = 0
     proposed: tuple[int, ...] = ()
+    odds: tuple[float, ...] = ()
     shape: StepShape
     predicted: float | None = None
+    undrafted: float | None = None
     seconds: Seconds = Seconds()
     times: tuple[int, ...] = ()
 
@@ -251,7 +253,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
         ttft: ps to a first token that the policy works for.
         profile: the step-time model's figures; None if there was none.
         regime: which fit of the profile predicted its first steps.
-        ratios: measured over predicted time of the last steps with chunks before them.
+        ratios: measured over predicted time of the last steps with chunks before them. draft_ratios: of those without
+            chunks, by size, as `scheduling.drafting` keeps them.
         step: number of its first step.
         cache: per KV group, its pool when the log began; () if that was its first moment.
         config: whatever else describes the run (model, version, flags), for the reader's eyes.
@@ -268,6 +271,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     profile: dict[str, Any] | None = None
     regime: int = 0
     ratios: tuple[float, ...] = ()
+    draft_ratios: tuple[tuple[int, int, float], ...] = ()
     step: int = 0
     cache: tuple[PoolStart, ...] = ()
     config: dict[str, Any] = {}

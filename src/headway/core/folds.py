@@ -29,7 +29,10 @@ class Totals:
         waiting, running: requests in these places now.
         prompt_tokens: of accepted requests.
         cached_tokens: prompt tokens served from the cache at first admission.
-        computed_tokens, emitted_tokens, drafted_tokens, accepted_tokens: over all steps.
+        computed_tokens, emitted_tokens, proposed_tokens, drafted_tokens, accepted_tokens: over all steps; drafted ones
+            are those proposed that were verified.
+        drafted_steps, drafted_seconds, undrafted_seconds: steps that verified drafts, the time they took, and the time
+            that their tokens would have taken without, as predicted.
         preemptions, wasted_tokens: blocks taken back, and computed tokens thrown away with them.
         first_tokens: requests that had a token.
         steps, busy, idle: steps done, seconds in them, ps between them.
@@ -48,7 +51,11 @@ class Totals:
         self.cached_tokens = 0
         self.computed_tokens = 0
         self.emitted_tokens = 0
+        self.proposed_tokens = 0
         self.drafted_tokens = 0
+        self.drafted_steps = 0
+        self.drafted_seconds = 0.0
+        self.undrafted_seconds = 0.0
         self.accepted_tokens = 0
         self.preemptions = 0
         self.wasted_tokens = 0
@@ -117,6 +124,11 @@ class Totals:
         self.emitted_tokens += sum(event.emitted)
         self.drafted_tokens += event.drafted
         self.accepted_tokens += event.accepted
+        self.proposed_tokens += sum(event.proposed)
+        if event.undrafted is not None:
+            self.drafted_steps += 1
+            self.drafted_seconds += event.seconds.executor
+            self.undrafted_seconds += event.undrafted * sum(event.emitted) / sum(map(bool, event.emitted))
         self.busy += event.seconds.total
         self.idle += event.idle
         if event.predicted is not None:

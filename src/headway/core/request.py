@@ -198,7 +198,7 @@ class Request:
         prompt_len: how many of `tokens` are prompt.
         computed: tokens whose keys and values are cached; the one counter.
         pending: tokens that steps in flight compute; 0 between steps.
-        draft: proposed ids to verify in the next step.
+        draft: proposed ids to verify in the next step. odds: probability that one of them is accepted.
         params: sampling parameters. Its seed is always set here (a random one is drawn before).
         choice: index among the n choices of one prompt.
         parent: id of choice 0, whose prompt blocks this choice shares; None for choice 0.
@@ -225,6 +225,7 @@ class Request:
         "finish",
         "id",
         "max_len",
+        "odds",
         "params",
         "parent",
         "pending",
@@ -258,6 +259,7 @@ class Request:
         self.computed = 0
         self.pending = 0
         self.draft: list[int] = []
+        self.odds = 0.0
         self.params = params
         self.choice = choice
         self.parent = parent

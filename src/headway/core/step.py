@@ -31,7 +31,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             start: anew when it grows past them; and it shares no blocks with shorter ones. None = no row.
         max_prompt_logits: prompt positions whose logits one step may want (prompt_logprobs); None = all it computes.
             Bounds the memory of logits, which are as wide as the vocabulary.
-        verifies_drafts: it can verify proposed tokens; without it no plan holds any.
+        max_drafts: proposed tokens, of all rows together, that one step may verify; 0 = no plan holds any. Bounds the
+            memory of their logits.
         max_in_flight: plans that may be submitted before the result of the first is committed. With two, a decode is
             planned while its token is still being drawn: the executor knows that token, the scheduler need not.
 
@@ -47,7 +48,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_model_len: int
     long_after: int | None = None
     max_prompt_logits: int | None = None
-    verifies_drafts: bool = False
+    max_drafts: int = 0
     max_in_flight: int = 1
 
     def __post_init__(self) -> None:
@@ -57,6 +58,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ):  # fmt: skip
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise BadInput(name, f"{getattr(self, name)} is not an integer >= 1")
+        if self.max_drafts < 0:
+            raise BadInput("max_drafts", f"{self.max_drafts} is not an integer >= 0")
         if not self.blocks or min(self.blocks) < 1 or len(self.windows) != len(self.blocks):
             raise BadInput("blocks", f"{self.blocks} must name one pool of >= 1 blocks per KV group of {self.windows}")
         if any(window is not None and window < 1 for window in self.windows):
@@ -111,6 +114,11 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     logits: int = 0
     sample: bool = False
     prompt_logprobs: bool = False
+
+    @property
+    def decode(self) -> bool:
+        """One known token, perhaps with drafts, and a draw."""
+        return self.sample and self.count == 1 + len(self.draft)
 
 
 class BlockCopy(msgspec.Struct, frozen=True, gc=False):
@@ -194,7 +202,8 @@ class StepResult(msgspec.Struct):
         finish: rows that end with this step for a reason only the engine sees (a stop string).
         logprobs: per row, one entry per emitted token, if asked for.
         prompt_logprobs: per row, entries for the prompt tokens after the positions computed in this step.
-        drafts: ids proposed for the next step, per row.
+        drafts: ids proposed for the next step, per row. odds: probability that one of them is accepted, per row;
+            1 where nobody says.
         experts: experts that rows were routed to, per layer that has experts (or the mean of all these layers).
         seconds: time spent.
         failed: rows that failed, each with a sentence; other rows are not affected.
@@ -206,6 +215,7 @@ class StepResult(msgspec.Struct):
     logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
     prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
     drafts: dict[str, tuple[int, ...]] = {}
+    odds: dict[str, float] = {}
     experts: tuple[float, ...] = ()
     seconds: Seconds = Seconds()
     failed: dict[str, str] = {}
@@ -221,7 +231,8 @@ class StepShape(msgspec.Struct, frozen=True, gc=False):
         kv_tokens: per KV group, cached tokens read by attention, summed over rows (capped by the window), each
             row's own new tokens included.
         pairs: per KV group, query-key pairs, summed over rows (what attention's arithmetic is proportional to).
-        decode_kv_tokens, decode_pairs: the part of the two above that belongs to rows with one new token.
+        decode_kv_tokens, decode_pairs: the part of the two above that belongs to rows with one new token, and perhaps
+            drafts behind it.
         copies: blocks copied.
         experts: experts of a layer that the rows went to, mean over the layers that have them, once it is measured;
             None = as many as routing is expected to touch.
@@ -238,6 +249,17 @@ class StepShape(msgspec.Struct, frozen=True, gc=False):
     copies: int = 0
     experts: float | None = None
     skew: float | None = None
+
+    def verifying(self, drafts: float, rows: float) -> StepShape:
+        """The same step with so many drafts more behind the new tokens of `rows` decodes. Caches are read once."""
+        more = [drafts / rows * pairs for pairs in self.decode_pairs]
+        return msgspec.structs.replace(
+            self,
+            tokens=self.tokens + drafts,
+            logit_rows=self.logit_rows + drafts,
+            pairs=tuple([a + b for a, b in zip(self.pairs, more, strict=True)]),
+            decode_pairs=tuple([a + b for a, b in zip(self.decode_pairs, more, strict=True)]),
+        )
 
     def touching(self, experts: tuple[float, ...]) -> StepShape:
         """The same step, known to have touched so many experts in each layer that has them; () = there are none."""

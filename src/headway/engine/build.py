@@ -45,6 +45,7 @@ from headway.roofline.timing import Timing, regimes
 from headway.scheduling.budget import StepTimeModel
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
+from headway.speculation.ngram import NgramProposer
 from headway.text.chat import encode_chat
 from headway.text.grammar import GrammarChecker
 from headway.text.template import ChatTemplate
@@ -55,6 +56,7 @@ logger = logging.getLogger(__name__)
 
 BOOKKEEPING = 512  # bytes that the scheduler remembers of a cache block: owners, name, recency
 PROMPT_LOGITS = 64  # prompt positions per step whose logits are kept for prompt_logprobs
+DRAFTS = 64  # drafts per step that are verified, of all rows together
 LEAST_PROMPT = 16  # prompt tokens that a step holds however many rows decode
 STABLE_BLOCKS = (32, 64, 128, 256)  # divide the native kernels' SPLIT, and are no smaller than their vectors
 
@@ -120,7 +122,13 @@ class Engine:
         }
         times = predicted.get(self.step_times) or (self.timing.text() if self.timing else "")
         own = [("step times", times), ("steps", self.pacing.text)]
-        return [*self.memory.lines(), *own, *self.sampling_lines(), *self.adapter_lines()]
+        return [*self.memory.lines(), *own, *self.draft_lines(), *self.sampling_lines(), *self.adapter_lines()]
+
+    def draft_lines(self) -> list[tuple[str, str]]:
+        """Who proposes drafts, and how they are verified."""
+        if self.options.draft == "off":
+            return []
+        return [("drafts", f"{self.options.draft}, {self.options.verification} verification")]
 
     def adapter_lines(self) -> list[tuple[str, str]]:
         """What is loaded, and what there is room for."""
@@ -137,6 +145,13 @@ class Engine:
         built_in = stated is DEFAULT_SAMPLING
         said = "best for the built-in model" if built_in else f"as {Path(self.info.sampling.where).name} says"
         return [("sampling", f"{values}, {said}")] if stated else []
+
+    @property
+    def caution(self) -> str:
+        """Why answers are not the model's; "" if they are."""
+        if self.options.draft == "off" or self.options.verification != "accept-all":
+            return ""
+        return "accept-all: drafts were taken without asking the model; the text is not what it would have said"
 
     @property
     def step_times(self) -> str:
@@ -291,7 +306,10 @@ def build_engine(
     profile = saved_profile()
     timing = step_time(model.shape, profile, backend) if profile and backend.math in profile.rates else None
     grammars = Grammars(tokenizer)
-    executor = ModelExecutor(backend, model.forward, model.shape.groups, limits, adapters, grammars)
+    proposer = NgramProposer() if options.draft == "ngram" else None
+    executor = ModelExecutor(
+        backend, model.forward, model.shape.groups, limits, adapters, grammars, proposer, options.verification
+    )
     seen = regimes(model.shape, profile, backend.name, held_formats(model.shape, backend)) if profile and timing else []
     known = seen[0].model if seen else None
     pacing = pace(executor, options.max_step_tokens, options.step_ms, known, measured=backend.deterministic)
@@ -388,7 +406,8 @@ def _memory(
     options: EngineOptions, model: Model, backend: Backend, free: int, max_len: int, step_tokens: int
 ) -> MemoryPlan:
     """Weights as they are, the largest step as the compiled program says, and pools for the rest."""
-    groups, rows, logit_rows = model.shape.groups, options.max_rows, options.max_rows + PROMPT_LOGITS
+    groups, rows = model.shape.groups, options.max_rows
+    logit_rows = rows + PROMPT_LOGITS + _max_drafts(options)
     remembered = BOOKKEEPING + 4 * rows  # 4: its place in the block table of any row
     blocks = [backend.block_bytes(group, options.block_size) + remembered for group in groups]
     backend.allocate(CacheLayout(groups, (1,) * len(groups), options.block_size))  # for the program to be measured
@@ -406,6 +425,10 @@ def _memory(
         step_tokens=step_tokens,
         kv_cache_gib=options.kv_cache_gib,
     )
+
+
+def _max_drafts(options: EngineOptions) -> int:
+    return 0 if options.draft == "off" else DRAFTS
 
 
 def _limits(options: EngineOptions, model: Model, backend: Backend, free: int) -> tuple[Capabilities, MemoryPlan]:
@@ -428,5 +451,6 @@ def _limits(options: EngineOptions, model: Model, backend: Backend, free: int) -
         max_model_len=memory.longest,
         long_after=model.info.config.rope.original if model.info.config.rope.longer else None,
         max_prompt_logits=PROMPT_LOGITS,
+        max_drafts=_max_drafts(options),
     )
     return limits, memory

@@ -69,6 +69,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
         notes: lines worth printing (the memory plan, what predicts step times).
         adapters: path of each LoRA adapter that requests may name.
         priorities: whether its policy has classes of requests, so that they may name theirs.
+        caution: why its answers are not the model's, for the usage of each; "" = they are.
     """
 
     model: str
@@ -82,6 +83,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     status: Status = Status()
     adapters: dict[str, str] = {}
     priorities: bool = False
+    caution: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

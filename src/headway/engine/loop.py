@@ -269,7 +269,9 @@ class EngineLoop:
             if len(tokens) == 1:
                 texts[request.id] = text.push(tokens[0])
             else:
-                texts[request.id] = "".join([text.push(token) for token in tokens if text.matched is None])
+                pushed = [text.push(token) for token in tokens if text.matched is None]
+                texts[request.id] = "".join(pushed)
+                result.tokens[request.id] = tokens[: len(pushed)]  # what was accepted behind a stop string never was
             if text.matched is not None and request.id not in result.finish:
                 result.finish[request.id] = Finish("stop", text.matched)
         return texts
@@ -284,7 +286,7 @@ class EngineLoop:
             at=now,
             tokens=emission.tokens,
             text=text,
-            logprobs=result.logprobs.get(request.id, ()) if emission.tokens else (),
+            logprobs=result.logprobs.get(request.id, ())[: len(emission.tokens)],
             prompt_logprobs=result.prompt_logprobs.get(request.id, ()),
             cached=request.cached,
             finish=emission.finish,

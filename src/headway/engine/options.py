@@ -14,13 +14,14 @@ from headway.core.clock import MAX_SECONDS
 from headway.core.errors import BadInput, shown
 from headway.core.options import Option, Options, declared, table
 from headway.ops.weight import GROUPS
+from headway.sampling.verify import MODES
 from headway.scheduling.policies import POLICIES
 
 MAX_STEP = 10_000_000  # rows or tokens of a step, and tokens of a block
 
 # What options are shown among in a verb's help.
 WEIGHTS, TEXT, CACHE = "Weights and kernels", "Text", "Memory and steps"
-QUEUE, ADAPTERS, LOG = "Queue", "LoRA adapters", "Event log"
+QUEUE, ADAPTERS, LOG, DRAFTS = "Queue", "LoRA adapters", "Event log", "Speculation"
 
 
 class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,6 +129,24 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             panel=CACHE,
         ),
     ] = 32
+    draft: Annotated[
+        str,
+        Option(
+            "Who proposes tokens that a step verifies besides drawing the next one. ngram: the request's own text, "
+            "which code, JSON, tables and edits repeat; off: nobody.",
+            ("off", "ngram"),
+            panel=DRAFTS,
+        ),
+    ] = "off"
+    verification: Annotated[
+        str,
+        Option(
+            "coupled: the answers are those without drafts, to the bit; rejection: others of the same distribution; "
+            "accept-all: every draft is taken, and answers are not the model's.",
+            MODES,
+            panel=DRAFTS,
+        ),
+    ] = "coupled"
     prefix_ttl: Annotated[
         float,
         Option("Seconds after which an unused cached prefix is forgotten.", above=0, most=MAX_SECONDS, panel=CACHE),

@@ -327,6 +327,7 @@ def start_engine(line: bytes) -> Loaded:
         status=status(),
         adapters=engine.loop.adapter_paths(),
         priorities=options.policy == PRIORITY.name,
+        caution=engine.caution,
     )
     chores = () if engine.loop.grammars is None else (engine.loop.grammars.warm,)
     return Loaded(ready, engine.loop, tray, status, engine.close, rotate, options.hang_seconds, settling, chores)

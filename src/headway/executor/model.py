@@ -16,7 +16,9 @@ from headway.sampling.grammar import GrammarState
 from headway.sampling.operations import AnyLogits
 from headway.sampling.rows import RowFailure, RowState
 from headway.sampling.sampler import Sampler
+from headway.sampling.verifier import UNDRAFTED, Drafted, Verifier
 from headway.shape.model import KVGroup
+from headway.speculation.proposer import LONGEST, Proposal, Proposer
 
 
 class ModelExecutor:
@@ -29,6 +31,8 @@ class ModelExecutor:
         limits: what it promises; the cache is allocated for it.
         adapters: what rows may have; None = no adapters.
         grammars: what rows may be bound to; None = no grammars.
+        proposer: who proposes drafts; None = nobody.
+        mode: how they are verified, see `sampling.verify`.
     """
 
     def __init__(
@@ -39,11 +43,15 @@ class ModelExecutor:
         limits: Capabilities,
         adapters: AdapterTable | None = None,
         grammars: Grammars | None = None,
+        proposer: Proposer | None = None,
+        mode: str = "coupled",
     ) -> None:
         self._backend = backend
         self._adapters = adapters
         self._grammars = grammars
         self._limits = limits
+        self._proposer = proposer
+        self._mode = mode
         backend.allocate(CacheLayout(groups, limits.blocks, limits.block_size))
         self._program: Program | None = backend.compile(forward)
         self.reset()
@@ -53,9 +61,13 @@ class ModelExecutor:
 
     def reset(self) -> None:
         """Forget all rows. The cache's content stays."""
+        self._proposals: dict[str, Proposal] = {}  # of the step before
+        if self._proposer is not None:
+            self._proposer.reset()
         self._rows = BatchRows(self._limits, self._adapter_of)
         self._without_adapter: set[str] = set()  # rows whose adapter is not here
         self._sampler = Sampler(self._limits.max_rows, self._backend)
+        self._verifier = Verifier(self._sampler, self._backend, self._mode)
         self._done: dict[int, StepResult] = {}
 
     def close(self) -> None:
@@ -89,11 +101,16 @@ class ModelExecutor:
     def _apply(self, plan: StepPlan) -> None:
         for gone in plan.gone:
             self._without_adapter.discard(gone)
+            self._proposals.pop(gone, None)
+            if self._proposer is not None:
+                self._proposer.drop(gone)
             if gone in self._rows.by_id:
                 self._sampler.drop(self._rows.by_id[gone].slot)
         self._rows.apply(plan)
         for init in plan.new:
             self._sampler.add(self._rows.by_id[init.id].slot, RowState(init, self._grammar_of(init)))
+            if self._proposer is not None:
+                self._proposer.begin(init)
         for group in range(len(self._limits.blocks) if plan.copies else 0):
             pairs = [(copy.src, copy.dst) for copy in plan.copies if copy.group == group]
             if pairs:
@@ -125,16 +142,34 @@ class ModelExecutor:
         if len(drawing) < len(works):
             works = tuple([works[number] for number in drawing])
             slots, last, positions = slots[drawing], last[drawing], positions[drawing]
-        drawn = self._sampler.sample(logits, slots, last, positions)
-        for work, token in zip(works, drawn.tokens, strict=True):
-            if token >= 0:
-                result.tokens[work.id] = (token,)
-                self._rows.by_id[work.id].put(work.start + work.count, (token,))
-        for entry, report in drawn.logprobs.items():
-            result.logprobs[works[entry].id] = (report,)
+        drawn = self._verifier.verify(logits, slots, last, positions, [self._drafted(work) for work in works])
+        for work, tokens in zip(works, drawn.tokens, strict=True):
+            if tokens:
+                result.tokens[work.id] = tuple(tokens)
+                self._rows.by_id[work.id].put(work.start + work.count - len(work.draft), tokens)
+        for entry, reports in drawn.logprobs.items():
+            result.logprobs[works[entry].id] = tuple(reports)
         for entry, sentence in drawn.failed.items():
             result.failed[works[entry].id] = sentence
+        if self._proposer is not None:
+            self._propose(self._proposer, result)
         return result
+
+    def _drafted(self, work: Work) -> Drafted:
+        """What a row proposed, as far as it is to be verified."""
+        if not work.draft:
+            return UNDRAFTED
+        q = self._proposals[work.id].q
+        return Drafted(work.draft, None if q is None else q[: len(work.draft)])
+
+    def _propose(self, proposer: Proposer, result: StepResult) -> None:
+        """Drafts for the next step, of every row that emitted something, as far as its grammar takes them."""
+        rows = {id: self._rows.by_id[id] for id in result.tokens}
+        self._proposals = proposer.propose([(id, row.tokens) for id, row in rows.items()], LONGEST)
+        for id, proposal in self._proposals.items():
+            count = self._sampler.state(rows[id].slot).fitting(proposal.tokens)
+            if count:
+                result.drafts[id], result.odds[id] = proposal.tokens[:count], proposal.odds
 
     def _report_prompts(self, works: Sequence[Work], logits: AnyLogits, last: np.ndarray, result: StepResult) -> None:
         """Logprobs of the prompt tokens that follow the computed positions; the prompt's last one foretells none."""

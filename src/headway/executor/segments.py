@@ -117,7 +117,7 @@ class Segments:
         builder = ShapeBuilder(self._windows)
         for works in self._works:
             for one in works:
-                builder.add(one.start + steps, one.count, one.logits)
+                builder.add(one.start + steps, one.count, one.logits, len(one.draft))
         builder.copies = copies
         return builder.build()
 

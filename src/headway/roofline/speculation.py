@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -60,11 +59,7 @@ def best_length(draft: Draft, longest: int, verify: Sequence[float] | None = Non
 
 def verify_step(shape: ModelShape, batch: float, context: float, k: int) -> StepShape:
     """A step that verifies k drafts per row: k+1 positions each, the cache read once per row."""
-    plain = decode_step(shape, batch, context)
-    positions = k + 1
-    pairs = tuple(count * positions for count in plain.pairs)
-    rows: Any = batch
-    return StepShape(rows * positions, rows, rows * positions, plain.kv_tokens, pairs, plain.decode_kv_tokens, pairs)
+    return decode_step(shape, batch, context).verifying(batch * k, batch)
 
 
 def verify_costs(model: StepTime, batch: float, context: float, longest: int) -> list[float]:

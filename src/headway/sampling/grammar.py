@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from llguidance import LLMatcher
 
@@ -27,6 +29,10 @@ class GrammarState:
         """A token became part of the row."""
         if not self._matcher.consume_token(token) and not self._problem:
             self._problem = self._matcher.get_error().partition("\n")[0]
+
+    def fitting(self, tokens: Sequence[int]) -> int:
+        """How many of these ids may come next, one after another. Changes nothing."""
+        return 0 if self._problem else self._matcher.validate_tokens(list(tokens))
 
     def mask(self, held: np.ndarray | None = None) -> np.ndarray:
         """The tokens that may come next, a bit each -> uint32 [ceil(vocab / WORD)], the lowest bit first.

@@ -15,6 +15,8 @@ from __future__ import annotations
 import numpy as np
 
 DRAW = 0  # purpose: drawing a token from the model's distribution
+ACCEPT = 1  # deciding whether a drafted one is taken
+DRAFT = 2  # drawing one from a draft model's, where that is independent of the model's own
 
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)

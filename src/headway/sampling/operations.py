@@ -40,6 +40,10 @@ class LogitOps(Protocol):
         """How many tokens each row has a logit for."""
         ...
 
+    def row(self, logits: AnyLogits, number: int) -> np.ndarray:
+        """One row, for looking at -> float32 [vocab]."""
+        ...
+
     def mask(self, logits: AnyLogits, numbers: Sequence[int], masks: np.ndarray) -> Undo:
         """Forbid tokens: rows `numbers` may only draw what is set in uint32 [n, words], a bit per token, the
         lowest first; a token behind them may not be drawn."""
@@ -68,6 +72,9 @@ class NumpyLogits:
 
     def vocab(self, logits: Logits) -> int:
         return logits.rows.shape[1]
+
+    def row(self, logits: Logits, number: int) -> np.ndarray:
+        return logits.rows[number]
 
     def mask(self, logits: Logits, numbers: Sequence[int], masks: np.ndarray) -> Undo:
         return mask_rows(logits, numbers, masks)

@@ -79,6 +79,25 @@ def draw(logits: np.ndarray, row: RowState, position: int) -> int:
     return token if row.params.greedy else race(truncate(adjusted, row.params), row.params, row.choice, position)
 
 
+def distribution(logits: np.ndarray, row: RowState, position: int) -> np.ndarray:
+    """What `draw` draws from -> float64 [vocab], sum 1. Does not change the row.
+
+    Raises:
+        RowFailure: as `draw`.
+    """
+    adjusted = adjust(logits, row, position)
+    token = likeliest(adjusted)
+    if token < 0:
+        raise RowFailure(failure(token, position))
+    p = np.zeros(len(logits))
+    if row.params.greedy:
+        p[token] = 1.0
+        return p
+    survivors = truncate(adjusted, row.params)
+    p[slice(None) if survivors.ids is None else survivors.ids] = survivors.weights
+    return p / p.sum()
+
+
 def likeliest(adjusted: np.ndarray) -> int:
     """The largest logit's id, the lowest among equals; or `NOT_FINITE`, or `NOTHING_ALLOWED`."""
     token = int(np.argmax(adjusted))  # the first NaN if there is one

@@ -153,6 +153,13 @@ class RowState:
         """Whether the token at `position` comes before min_tokens are generated."""
         return position - self.first < self.params.min_tokens
 
+    def fitting(self, tokens: Sequence[int]) -> int:
+        """How many of these ids its grammar takes next; all where none binds it yet."""
+        thinking = self.thinking
+        if self.grammar is None or (thinking is not None and (thinking.active or thinking.undecided)):
+            return len(tokens)
+        return self.grammar.fitting(tokens)
+
     def observe(self, token: int) -> None:
         """Count a token that became part of the row."""
         if self.output is not None:

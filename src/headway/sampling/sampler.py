@@ -40,12 +40,18 @@ class Sampler:
         self._table = DrawTable(slots)
         self._states: list[RowState | None] = [None] * slots
         self._special: set[int] = set()  # slots whose logits are adjusted, or that want log probabilities
+        self._remembering: set[int] = set()  # slots whose next draw depends on what was drawn before
+        self._ends: list[frozenset[int]] = [frozenset()] * slots
 
     def add(self, slot: int, state: RowState) -> None:
         """Take a slot over for a row."""
         self._states[slot] = state
         self._table.set(slot, state.params, state.choice)
+        self._ends[slot] = frozenset(state.end_ids.tolist())
         self._special.discard(slot)
+        self._remembering.discard(slot)
+        if state.adjusts or state.masks:
+            self._remembering.add(slot)
         if state.adjusts or state.masks or state.params.logprobs is not None:
             self._special.add(slot)
 
@@ -53,6 +59,30 @@ class Sampler:
         """The row is gone."""
         self._states[slot] = None
         self._special.discard(slot)
+        self._remembering.discard(slot)
+
+    def remembers(self, slot: int) -> bool:
+        """Whether what is drawn for it changes what is drawn next."""
+        return slot in self._remembering
+
+    def reports(self, slot: int) -> bool:
+        """Whether it asks for log probabilities."""
+        return slot in self._special and self.state(slot).params.logprobs is not None
+
+    def ends(self, slot: int) -> frozenset[int]:
+        """Ids that end it."""
+        return self._ends[slot]
+
+    def report(self, logits: AnyLogits, slot: int, row: int, token: int) -> TokenLogprobs:
+        """Log probabilities that it asks for, of a token that was drawn from a row of the logits."""
+        top = self.state(slot).params.logprobs
+        assert top is not None, "it asks for some"
+        return self._ops.logprobs(logits, row, [token], top)[0]
+
+    def draw(self, logits: AnyLogits, slots: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> Sampled:
+        """Draw a token per entry for slots that remember nothing; a slot may come at several positions."""
+        draws = Draws(self._table, slots, rows, positions)
+        return _checked(self._ops.draw(logits, draws).tolist(), positions)
 
     def sample(self, logits: AnyLogits, slots: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> Sampled:
         """Draw one token per entry, and count it in its row's state. The logits are as before afterwards.
@@ -66,7 +96,7 @@ class Sampler:
         draws = Draws(self._table, slots, rows, positions)
         if not self._special:
             return _checked(self._ops.draw(logits, draws).tolist(), positions)
-        special = [(entry, self._state(slot)) for entry, slot in enumerate(slots.tolist()) if slot in self._special]
+        special = [(entry, self.state(slot)) for entry, slot in enumerate(slots.tolist()) if slot in self._special]
         adjusted = [(entry, state) for entry, state in special if state.adjusts]
         states = [state for _, state in adjusted]
         entries = [entry for entry, _ in adjusted]
@@ -106,7 +136,8 @@ class Sampler:
                     masks.append(mask)
         return self._ops.mask(logits, numbers, _stacked(masks)) if masks else None, lost
 
-    def _state(self, slot: int) -> RowState:
+    def state(self, slot: int) -> RowState:
+        """Of the row that has it."""
         state = self._states[slot]
         assert state is not None, f"slot {slot} is free"
         return state

@@ -47,8 +47,8 @@ def _advance(state: State, row: Row, work: Work, result: StepResult, now: int) -
     emitted, finish = accept(request, result.tokens[work.id])
     if first and state.log:
         state.log.append(FirstToken(now=now, id=work.id, waited=now - request.arrival))
-    if finish is None and result.drafts and state.limits.verifies_drafts:
-        propose(request, result.drafts.get(work.id, ()))
+    if finish is None and result.drafts and state.limits.max_drafts:
+        propose(request, result.drafts.get(work.id, ()), result.odds.get(work.id, 1.0))
     if result.finish and (finish is None or finish.reason == "length"):  # a stop string in the very last token is one
         finish = result.finish.get(work.id, finish)
     return emitted, finish
@@ -105,11 +105,11 @@ def accept(request: Request, emitted: Sequence[int]) -> tuple[tuple[int, ...], F
     return tuple(emitted[:kept]), finish
 
 
-def propose(request: Request, drafts: Sequence[int]) -> None:
+def propose(request: Request, drafts: Sequence[int], odds: float) -> None:
     """Note drafts for the next step; not more than could still be accepted before the drawn token reaches max_len.
     None if a step in flight has passed their position already."""
     if not request.pending:
-        request.draft = list(drafts[: request.max_len - len(request.tokens) - 1])
+        request.draft, request.odds = list(drafts[: request.max_len - len(request.tokens) - 1]), odds
 
 
 def step_done(flight: Flight, result: StepResult, emitted: Sequence[int], now: int) -> StepDone:
@@ -128,7 +128,9 @@ def step_done(flight: Flight, result: StepResult, emitted: Sequence[int], now: i
         accepted=sum(max(0, count - 1) for count in emitted) if drafted else 0,
         drafted=drafted,
         proposed=tuple([len(row.request.draft) for row in flight.rows]) if result.drafts else (),
+        odds=tuple([row.request.odds for row in flight.rows]) if result.odds else (),
         shape=flight.shape.touching(result.experts),
         predicted=flight.plan.predicted,
+        undrafted=flight.undrafted,
         seconds=result.seconds,
     )

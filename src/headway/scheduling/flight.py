@@ -19,11 +19,12 @@ class Flight:
         planned: when, ps.
         idle: ps since the step before was committed; 0 if another was in flight.
         shape: size of the step, if anyone wants to know.
+        undrafted: seconds that it was expected to take without its drafts; None = it has none, or nobody knows.
         tables: of rows that ended meanwhile. Their blocks are named by this plan or by one before, so they are given
             back when it is committed.
     """
 
-    __slots__ = ("admitted", "copied", "idle", "plan", "planned", "rows", "shape", "tables", "waited")
+    __slots__ = ("admitted", "copied", "idle", "plan", "planned", "rows", "shape", "tables", "undrafted", "waited")
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class Flight:
         planned: int,
         idle: int,
         shape: StepShape | None,
+        undrafted: float | None = None,
     ) -> None:
         self.plan = plan
         self.rows = rows
@@ -45,4 +47,5 @@ class Flight:
         self.planned = planned
         self.idle = idle
         self.shape = shape
+        self.undrafted = undrafted
         self.tables: list[BlockTable] = []

@@ -137,7 +137,7 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     reported = sum(work.logits for work in plan.work if work.prompt_logprobs)
     assert reported <= (limits.max_prompt_logits or reported), "law: a plan never exceeds its prompt logits"
     assert all(work.count > 0 for work in plan.work), "law: no empty work"
-    assert limits.verifies_drafts or not any(work.draft for work in plan.work), "law: no drafts for who cannot verify"
+    assert sum(len(work.draft) for work in plan.work) <= limits.max_drafts, "law: a plan never exceeds its drafts"
     assert planned <= {row.request.id for row in state.running}, "law: only running rows are planned"
     for row in state.running:
         skipped = row.request.id not in planned
@@ -152,7 +152,7 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
             "law: an empty plan with a queue has a reason"
         )
     elif any(row.request.todo > 1 for row in state.running) and not scheduler.policy.pauses_decode:
-        assert any(work.count > 1 or not work.sample for work in plan.work) or _prompt_in(scheduler, plan), (
+        assert any(not work.decode for work in plan.work) or _prompt_in(scheduler, plan), (
             "law: prompts move in every step"
         )
     assert scheduler.blocked != PREFIX or state.running, "law: a shared prefix is waited for only while something runs"

@@ -87,10 +87,10 @@ class Pace:
         if self._model is not None and flight.shape is not None and result.experts:
             self._learn_skew(self._model.touched(flight.shape), sum(result.experts) / len(result.experts))
         plan, seconds = flight.plan, result.seconds.executor
-        chunks = [work.count for work in plan.work if work.count > 1 or not work.sample]
+        chunks = [work.count for work in plan.work if not work.decode]
         if plan.predicted and seconds and chunks:
             new = {row.id for row in plan.new}
-            if any(work.count == 1 and work.sample and work.id not in new for work in plan.work):
+            if any(work.decode and work.id not in new for work in plan.work):
                 seconds = max(seconds, to_seconds(now - since + flight.idle))  # streams wait for the host as well
             self._slowness.learn(seconds / plan.predicted)
         if flight.waited:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from headway.core.step import BlockCopy, BlockIds, RowInit, StepPlan, Work
 from headway.scheduling.admission import Admission
 from headway.scheduling.budget import Budget, StepTimeModel, largest_chunk
+from headway.scheduling.drafting import Drafting
 from headway.scheduling.row import Row
 from headway.scheduling.shape import ShapeBuilder
 from headway.scheduling.state import State
@@ -53,6 +54,7 @@ class Step:
         slowness: float = 1.0,
         headroom: bool = True,
         skew: float | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         limits = state.limits
         self.state = state
@@ -60,6 +62,7 @@ class Step:
         self._budget = budget
         self._model = model
         self.now = now
+        self._drafting = drafting
         self._slowness = slowness  # measured over predicted time
         self.shape = ShapeBuilder(limits.windows, skew) if shaped or model else None
         self._most = min(limits.max_tokens_per_step, budget.tokens or limits.max_tokens_per_step)
@@ -109,6 +112,8 @@ class Step:
         """
         running = self.state.running
         grows = self.state.limits.long_after is not None
+        if self.state.limits.max_drafts:
+            self._cut_drafts()
         spare = self.left - len(running)  # tokens for drafts, once every row has its one
         index = 0
         while index < len(running):
@@ -170,7 +175,7 @@ class Step:
         """Predicted seconds of one row's work, as if it were alone."""
         assert self._model is not None, "a policy that predicts has a model"
         builder = ShapeBuilder(self.state.limits.windows)
-        builder.add(work.start, work.count, work.logits)
+        builder.add(work.start, work.count, work.logits, len(work.draft))
         return self._model.predict(builder.build())
 
     def seconds_of_prompt(self, row: Row) -> float:
@@ -186,7 +191,7 @@ class Step:
         builders: dict[str, ShapeBuilder] = {}
         for row, work in zip(self.rows, self.work, strict=True):
             builder = builders.setdefault(row.request.tenant, ShapeBuilder(self.state.limits.windows))
-            builder.add(work.start, work.count, work.logits)
+            builder.add(work.start, work.count, work.logits, len(work.draft))
         return {tenant: self._model.predict(builder.build()) for tenant, builder in builders.items()}
 
     def open(self) -> None:
@@ -277,10 +282,38 @@ class Step:
                 predicted = self._model.predict(self.shape.build())
         return StepPlan(number, tuple(self._new), tuple(self.work), gone, tuple(self._copies), predicted)
 
+    def _cut_drafts(self) -> None:
+        """Keep of all drafts those that are worth their time."""
+        decoding = [row for row in self.state.running if row.request.todo == 1]
+        drafted = [row for row in decoding if row.request.draft]
+        if not drafted or self._drafting is None:
+            return
+        most = min(self.left - self.running, self.state.limits.max_drafts)
+        lengths = self._drafting.lengths(
+            [(len(row.request.draft), row.request.odds) for row in drafted],
+            len(decoding),
+            sum([row.request.computed for row in decoding]) / len(decoding),
+            most,
+            len(decoding) < self.running or len(self.state.queue) > 0,
+        )
+        for row, length in zip(drafted, lengths, strict=True):
+            del row.request.draft[length:]
+
+    @property
+    def undrafted(self) -> float | None:
+        """Seconds that a step of decodes is expected to take without its drafts; None if it has none or something else
+        besides, or nobody knows."""
+        drafts = sum([len(work.draft) for work in self.work]) if self.state.limits.max_drafts else 0
+        if not drafts or self._drafting is None or self.shape is None or not all(work.decode for work in self.work):
+            return None
+        return self._drafting.undrafted(self.shape.build(), len(self.work), drafts)
+
     def _draft(self, row: Row, spare: int) -> tuple[int, ...]:
         """The drafts to verify: as many as the step has room for, leaving every running row the block it may need."""
         request = row.request
         room = row.table.room(keep=len(self.state.running)) - request.computed - 1
+        if self.state.limits.long_after is not None and not row.table.long:  # what follows is computed anew from there
+            room = min(room, self.state.limits.long_after - len(request.tokens))
         del request.draft[max(0, min(spare, room)) :]
         return tuple(request.draft)
 
@@ -343,7 +376,7 @@ class Step:
         self.left -= count
         self._tokens += count
         if self.shape is not None:
-            self.shape.add(start, count, logits)
+            self.shape.add(start, count, logits, len(draft))
 
     def _grow_or_preempt(self, row: Row, end: int) -> BlockIds | None:
         """Blocks up to position `end`, from the last running rows if need be; None if the row itself had to yield."""

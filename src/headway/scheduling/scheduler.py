@@ -25,6 +25,7 @@ from headway.scheduling import run
 from headway.scheduling.budget import Budget, RoutingModel, StepTimeModel
 from headway.scheduling.commit import apply
 from headway.scheduling.digest import digest_of
+from headway.scheduling.drafting import Drafting
 from headway.scheduling.flight import Flight
 from headway.scheduling.pace import Pace
 from headway.scheduling.planning import BY_POLICY, NO_BLOCKS, NO_ROWS, PREEMPTING, Step
@@ -84,6 +85,7 @@ class Scheduler:
         self.cache = KVCache(limits, key, ttl, verify, reuse)
         self.state = State(limits, self.cache, log, max_wait, policy.strict_after, ttft)
         self.blocked = ""
+        self.drafting = Drafting(limits.windows)
         self.pace = Pace(model if isinstance(model, RoutingModel) else None)
         self._budget = budget or Budget()
         self._model = model
@@ -155,6 +157,7 @@ class Scheduler:
             profile=profile,
             regime=self._regime,
             ratios=self.pace.ratios if self._steps else (),
+            draft_ratios=self.drafting.ratios,
             step=self._steps,
             cache=tuple(pool.start() for pool in self.cache.pools) if self._steps else (),
             config=config or {},
@@ -170,6 +173,7 @@ class Scheduler:
         self._steps = header.step
         self._predict_by(header.regime)
         self.pace.predict_anew(header.ratios)
+        self.drafting.begin_with(header.draft_ratios)
         for pool, start in zip(self.cache.pools, header.cache, strict=bool(header.cache)):
             for _, name, _ in start.cached:
                 self.cache.remember(name, b"", b"")  # what it follows is not known any more, and not needed
@@ -185,6 +189,7 @@ class Scheduler:
         if regime != self._regime:
             self._regime, self._model = regime, self._regimes[regime]
             self.pace.predict_anew()
+            self.drafting.begin_with(())
 
     def add(self, request: Request) -> tuple[Request, ...]:
         """Accept a request; with n > 1, all its choices (ids "x", "x#1", ...), which are returned.
@@ -232,9 +237,10 @@ class Scheduler:
         state.abort_expired(now)
         self.cache.expire(now)
         waited = len(state.queue) > 0
+        self.drafting.begin_step(self._steps, self._model)
         step = Step(
             state, self._budget, self._model, self._log is not None, now, self.pace.slowness, self.policy.headroom,
-            self.pace.skew,
+            self.pace.skew, self.drafting,
         )  # fmt: skip
         self.policy.fill(step)
         plan = step.finish(self._steps)
@@ -249,7 +255,7 @@ class Scheduler:
         state.flights.append(
             Flight(
                 plan, step.rows, step.copied,
-                admitted=step.admitted, waited=waited, planned=now, idle=idle, shape=shape,
+                admitted=step.admitted, waited=waited, planned=now, idle=idle, shape=shape, undrafted=step.undrafted,
             )
         )  # fmt: skip
         if self._log:
@@ -278,6 +284,8 @@ class Scheduler:
         """Apply the result of the oldest plan in flight. -> everything for clients, as `take_emissions`."""
         flight = self._land(result.step)
         apply(self.state, flight, result, now)
+        if self.limits.max_drafts:
+            self.drafting.learn(flight, result)
         self.pace.count(flight, result, max(flight.planned, self._last_commit or 0), now)
         self._last_commit = now
         return self.take_emissions()

@@ -130,6 +130,7 @@ class Answer:
         arrival: when the body had come, ps: queueing in this process and tokenising are part of the wait.
         deadline: seconds after it at which the request ends; None = never.
         text: the model's, by which log-probabilities are told apart; None = none are asked for.
+        caution: what usage warns of; "" = nothing.
 
     Attributes:
         model: as the answer calls it.
@@ -151,8 +152,10 @@ class Answer:
         arrival: int,
         deadline: float | None = None,
         text: Text | None = None,
+        caution: str = "",
     ) -> None:
         self.query = query
+        self._caution = caution
         self.id = query.id_prefix + secrets.token_hex(12)
         self.model = query.adapter or query.model
         self.created = int(time.time())
@@ -239,8 +242,9 @@ class Answer:
 
     @property
     def bill(self) -> dict[str, Any]:
-        """What usage says besides: the receipt, if the client wants one."""
-        return {} if self.itemise is None else {"receipt": self.itemise(self.receipt)}
+        """What usage says besides: the receipt, if the client wants one, and what it should know."""
+        receipt = {} if self.itemise is None else {"receipt": self.itemise(self.receipt)}
+        return receipt | ({"warning": self._caution} if self._caution else {})
 
     def take(self, outputs: Sequence[Delta | Refusal]) -> list[tuple[Choice, Gain]]:
         """Count what came, and say which choices gained something.

@@ -79,7 +79,7 @@ class HostedModel:
         await self.link.settled()
         ready = self.link.ready
         if ready is not None and not self.link.failed:
-            self._reader = PromptReader(await text, ready.max_model_len, ready.default_params)
+            self._reader = PromptReader(await text, ready.max_model_len, ready.default_params, ready.caution)
             self.ready = ready
 
     async def complete(self) -> None:

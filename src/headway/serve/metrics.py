@@ -307,8 +307,13 @@ class Metrics:
         yield "prefix_cache_hits_total", counter, "Prompt tokens found in the cache.", seen.prefix_hits
         yield "preemptions_total", counter, "Requests whose blocks were taken back.", t.preemptions
         yield "preempted_tokens_total", counter, "Computed tokens lost by preemption.", t.wasted_tokens
+        yield "proposed_tokens_total", counter, "Draft tokens proposed, verified or not.", t.proposed_tokens
         yield "draft_tokens_total", counter, "Draft tokens verified.", t.drafted_tokens
         yield "accepted_tokens_total", counter, "Draft tokens accepted.", t.accepted_tokens
+        yield "draft_steps_total", counter, "Steps that verified drafts.", t.drafted_steps
+        yield "draft_step_seconds_total", counter, "Time spent in them.", t.drafted_seconds
+        undrafted = "Time that their tokens would have taken without drafts, as predicted."
+        yield "draft_step_seconds_without_total", counter, undrafted, t.undrafted_seconds
         yield "requests_total", counter, "Requests (choices) the engine accepted.", t.queued
         yield "requests_finished_total", counter, "Requests that ended, by reason.", reasons
         yield "requests_refused_total", counter, "Requests the scheduler refused.", refused

@@ -64,10 +64,12 @@ class PromptReader:
         text: the model's text side.
         max_model_len: most tokens of prompt and output together.
         default_params: how requests are sampled that leave it open.
+        caution: what every answer's usage says besides; "" = nothing.
     """
 
-    def __init__(self, text: Text, max_model_len: int, default_params: SamplingParams) -> None:
+    def __init__(self, text: Text, max_model_len: int, default_params: SamplingParams, caution: str = "") -> None:
         self.text = text
+        self._caution = caution
         self.max_model_len = max_model_len
         self.default_params = default_params
         self.grammars = GrammarChecker(text.control_tokens)
@@ -89,7 +91,8 @@ class PromptReader:
             fields = [f"{query.field}[{index}]" if many else query.field for index in range(len(query.prompts))]
             tokenised = [self._prompt(*one, query) for one in zip(query.prompts, fields, strict=True)]
         rooms = [self._room(len(one.tokens), field, query) for one, field in zip(tokenised, fields, strict=True)]
-        return Answer(query, list(zip(tokenised, rooms, strict=True)), tenant, arrival, deadline, self.text)
+        prompts = list(zip(tokenised, rooms, strict=True))
+        return Answer(query, prompts, tenant, arrival, deadline, self.text, self._caution)
 
     def chat(
         self,

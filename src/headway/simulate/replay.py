@@ -178,6 +178,8 @@ class ReplayExecutor:
                 result.failed[end.id] = "failed in the recorded run"
         for number, proposed in zip(step.rows, step.proposed, strict=False):
             result.drafts[self._recording.queued[number].id] = (0,) * proposed
+        for number, odds in zip(step.rows, step.odds, strict=False):
+            result.odds[self._recording.queued[number].id] = odds
         return result
 
     def collect_run(self, ticket: int) -> dict[str, tuple[int, ...]]:

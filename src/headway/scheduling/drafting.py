@@ -1,0 +1,158 @@
+"""How many drafts of each row a step verifies: as many as make tokens faster, by the step-time model (B11).
+
+A draft that is accepted with probability p adds p tokens to the step and some time to it. So the likeliest drafts of
+all rows come first, and as many are taken as make the most of
+
+    gain = (tokens expected with drafts / tokens without) * (seconds without / seconds with)
+
+None if that is no gain. What the model says of steps with and without drafts is corrected by what such steps took; so
+a few steps go without, to know what that takes, and what was once found slow is tried again after a while.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from headway.core.step import StepResult, StepShape
+from headway.scheduling.budget import StepTimeModel
+from headway.scheduling.flight import Flight
+from headway.scheduling.shape import ShapeBuilder
+
+LEAST_GAIN = 1.03  # what is predicted to be worth less is left alone: the model is not that good
+LEAST_ODDS = 0.5  # of a draft that is verified where nothing predicts steps
+CHUNK = 64  # prompt tokens that a step is taken to hold beside, where prompts are there
+AT = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafts in a step for which the model is asked; lines between
+LEARNING = 0.125  # what a step moves a ratio by
+FORGETTING = 1 / 256  # what a step without drafts moves the ratios of those with drafts by, towards its own
+STALE = 64  # one step in so many goes without
+RATIOS = 0.25, 4.0  # bounds of a step's measured over predicted time
+KEPT, BUCKET = 512, 128  # curves of cost; tokens of context of which one is taken to be true
+
+Ratios = tuple[tuple[int, int, float], ...]
+
+
+class Drafting:
+    """The control of draft lengths. A fold over steps: same steps, same lengths.
+
+    Args:
+        windows: per KV group, as in `Capabilities`.
+    """
+
+    def __init__(self, windows: Sequence[int | None]) -> None:
+        self._windows = windows
+        self._costs: dict[tuple[int, int, bool], list[float]] = {}
+        self._model: StepTimeModel | None = None
+        self._ratios: dict[tuple[int, int], float] = {}  # measured over predicted, by bits of rows and of drafts
+        self._step = 0
+
+    @property
+    def ratios(self) -> Ratios:
+        """What was learned."""
+        return tuple((rows, drafts, ratio) for (rows, drafts), ratio in sorted(self._ratios.items()))
+
+    def begin_with(self, ratios: Ratios) -> None:
+        """Go on from what another one learned."""
+        self._ratios = {(rows, drafts): ratio for rows, drafts, ratio in ratios}
+
+    def begin_step(self, number: int, model: StepTimeModel | None) -> None:
+        """What predicts the step that is planned now."""
+        self._step = number
+        if model is not self._model:
+            self._model, self._costs = model, {}
+
+    def lengths(
+        self, drafts: Sequence[tuple[int, float]], rows: int, context: float, most: int, prompts: bool
+    ) -> list[int]:
+        """How many drafts to verify of each row that has some.
+
+        Args:
+            drafts: (how many there are, probability that one is accepted) of each such row.
+            rows: that decode in this step, with drafts or without. context: tokens that each has cached, in the mean.
+            most: drafts in all.
+            prompts: the step has prompts to compute as well.
+        """
+        likely = sorted(
+            ((odds**place, index) for index, (count, odds) in enumerate(drafts) for place in range(1, count + 1)),
+            key=lambda one: (-one[0], one[1]),
+        )[:most]
+        lengths = [0] * len(drafts)
+        seen = (rows.bit_length(), 0) in self._ratios
+        if self._model is not None and (not seen or self._step % STALE == 0):
+            return lengths
+        for _, index in likely[: self._worthwhile([odds for odds, _ in likely], rows, context, prompts)]:
+            lengths[index] += 1
+        return lengths
+
+    def _worthwhile(self, odds: Sequence[float], rows: int, context: float, prompts: bool) -> int:
+        """How many of the likeliest drafts, whose probabilities these are."""
+        if self._model is None:
+            return sum(one >= LEAST_ODDS for one in odds)
+        costs = self._cost_curve(rows, context, prompts)
+        best, best_gain, tokens = 0, LEAST_GAIN, float(rows)
+        for count, one in enumerate(odds, 1):
+            tokens += one
+            gain = tokens / rows / _between(costs, count)
+            if gain > best_gain:
+                best, best_gain = count, gain
+        return best
+
+    def _cost_curve(self, rows: int, context: float, prompts: bool) -> list[float]:
+        """Seconds of a step with `AT` drafts, over those of the decodes alone."""
+        key = (rows, int(context) // BUCKET, prompts)
+        if key not in self._costs:
+            if len(self._costs) >= KEPT:
+                self._costs.clear()
+            self._costs[key] = self._predicted(rows, int(context), prompts)
+        costs, plain = self._costs[key], self._ratio(rows, 0)
+        return [1.0 + cost * self._ratio(rows, count) / plain - costs[0] for count, cost in zip(AT, costs, strict=True)]
+
+    def _predicted(self, rows: int, context: int, prompts: bool) -> list[float]:
+        """The same without what was learned."""
+        assert self._model is not None
+        step = ShapeBuilder(self._windows)
+        for _ in range(rows):
+            step.add(context, 1, 1)
+        alone = self._model.predict(step.build())
+        if prompts:
+            step.add(0, CHUNK, 1)
+        whole = step.build()
+        return [self._model.predict(whole.verifying(count, rows)) / alone for count in AT]
+
+    def _ratio(self, rows: int, drafts: int) -> float:
+        """Measured over predicted time of steps of about this size; of those with the next fewer or more drafts, where
+        none had so many."""
+        size, count = rows.bit_length(), drafts.bit_length()
+        known = [(abs(bits - count), bits, ratio) for (kind, bits), ratio in self._ratios.items() if kind == size]
+        return min(known)[2] if known else 1.0
+
+    def learn(self, flight: Flight, result: StepResult) -> None:
+        """A step that was predicted, and computed."""
+        work, predicted, seconds = flight.plan.work, flight.plan.predicted, result.seconds.executor
+        if not predicted or not seconds or flight.plan.new or not all(one.decode for one in work):
+            return
+        size, drafts = key = len(work).bit_length(), sum(len(one.draft) for one in work).bit_length()
+        least, most = RATIOS
+        ratio = min(max(seconds / predicted, least), most)
+        before = self._ratios.get(key)
+        self._ratios[key] = ratio if before is None else before + LEARNING * (ratio - before)
+        for other in self._ratios if not drafts else ():
+            if other[0] == size and other[1]:
+                self._ratios[other] += FORGETTING * (self._ratios[key] - self._ratios[other])
+
+    def undrafted(self, step: StepShape, rows: int, drafts: int) -> float | None:
+        """Seconds that a step would have taken without its drafts; None without a model, or without drafts.
+
+        Args:
+            rows: of it that decode.
+        """
+        if self._model is None or not drafts:
+            return None
+        return self._model.predict(step.verifying(-drafts, rows + drafts)) * self._ratio(rows, 0)
+
+
+def _between(costs: Sequence[float], count: int) -> float:
+    """The cost of `count` drafts, on the lines between those at `AT`, and beyond the last on the last one."""
+    after = min(bisect_right(AT, count), len(AT) - 1)
+    low, high = AT[after - 1], AT[after]
+    return costs[after - 1] + (costs[after] - costs[after - 1]) * (count - low) / (high - low)
