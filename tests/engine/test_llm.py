@@ -49,6 +49,17 @@ def during(llm: LLM, monkeypatch: pytest.MonkeyPatch, what: str, do: Callable[[]
     monkeypatch.setattr(owner, what, wrapped)
 
 
+def test_a_vote_ends_when_it_is_decided(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4, seed=1, temperature=0.5)
+    vote = llm.vote(FACT, params, n=4, regex=r"\w+")
+    assert vote.votes.total() <= 4 and vote.answer in vote.votes
+    sure = llm.vote(FACT, SamplingParams(max_tokens=4, temperature=0), n=4, regex="^ (Paris)")
+    assert sure.answer == "Paris" and sure.votes.total() >= 3
+    with pytest.raises(BadInput, match="one of regex and json_path"):
+        llm.vote(FACT)
+    assert_healthy(llm)
+
+
 @pytest.mark.parametrize("moment", ["submit", "commit"])
 def test_ctrl_c_ends_the_answer_and_not_the_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), llm.stream(FACT, LONG) as stream:

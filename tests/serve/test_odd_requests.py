@@ -23,6 +23,20 @@ def test_choices_of_a_seed_differ_repeat_and_do_not_depend_on_n(tiny: Server) ->
     assert texts(3) == three and texts(2) == three[:2] and texts(1) == three[:1]
 
 
+def test_best_of_answers_the_choices_with_the_highest_mean_logprob(tiny: Server) -> None:
+    body = {"prompt": ["the fox", "a dog"], "seed": 5, "temperature": 1.5, "max_tokens": 6, "ignore_eos": True}
+    every = tiny.post(TEXT, {**body, "n": 4, "logprobs": 0}).json()["choices"]
+    means = [sum(one["logprobs"]["token_logprobs"]) / 6 for one in every]
+    wanted = [sorted(range(first, first + 4), key=lambda index: -means[index])[:2] for first in (0, 4)]
+    best = tiny.post(TEXT, {**body, "n": 2, "best_of": 4}).json()
+    assert [one["text"] for one in best["choices"]] == [every[index]["text"] for pair in wanted for index in pair]
+    assert [one["index"] for one in best["choices"]] == [0, 1, 2, 3]
+    assert all(one["logprobs"] is None for one in best["choices"])
+    assert best["usage"]["completion_tokens"] == 2 * 4 * 6, "all of them were made"
+    for wrong in ({"n": 3, "best_of": 2}, {"n": 1, "best_of": 2, "stream": True}, {"best_of": 1000}):
+        assert "best_of" in tiny.post(TEXT, {**body, **wrong}).json()["error"]["message"]
+
+
 def test_two_identical_requests_on_a_cold_cache(tiny: Server) -> None:
     body = {"prompt": "nobody asked this before: the lazy dog " * 6, "max_tokens": 8, "temperature": 0}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -24,6 +24,7 @@ from headway.engine.messages import Cancel, Delta, Refusal, Submit
 from headway.engine.options import EngineOptions, takes_options
 from headway.engine.progress import batch_bar
 from headway.engine.results import Choice, Completion
+from headway.engine.vote import Vote, by_json_path, by_regex, decided
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
@@ -138,6 +139,45 @@ class LLM:
     ) -> Stream:
         """Answer a conversation, delta by delta; without `max_tokens`, until the model ends its turn."""
         return Stream(self, self.engine.encode_chat(_messages(messages)), params or self.params(), adapter)
+
+    def vote(
+        self,
+        prompt: Prompt | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        n: int = 5,
+        regex: str | None = None,
+        json_path: str | None = None,
+        adapter: str = "",
+    ) -> Vote:
+        """What most of `n` answers say, which share the prompt's cache. It ends as soon as the rest cannot change that.
+
+        Args:
+            prompt: a text or token ids to be continued, or a conversation.
+            regex, json_path: what an answer says: see `vote.by_regex`, `vote.by_json_path`. Give one.
+
+        Raises:
+            HeadwayError: the prompt was refused, or an argument is out of range.
+        """
+        if (regex is None) == (json_path is None):
+            raise BadInput("regex", "give one of regex and json_path")
+        extract = by_regex(regex) if regex is not None else by_json_path(json_path or "")
+        tokens, chosen = self._tokens(prompt, params or self.params())
+        votes: Counter[str] = Counter()
+        with Stream(self, tokens, replace(chosen, n=n), adapter) as stream:
+            choices = stream.completion.choices
+            left = len(choices)
+            for delta in stream:
+                if delta.finish is None:
+                    continue
+                left -= 1
+                said = extract(choices[delta.choice].text)
+                if said is not None:
+                    votes[said] += 1
+                if decided(votes, left):
+                    break
+        answer = votes.most_common(1)[0][0] if votes else None
+        return Vote(answer, votes, stream.completion)
 
     def as_completed(
         self,

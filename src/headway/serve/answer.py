@@ -54,6 +54,7 @@ class Query:
         parser: makes what reads a choice's text as parts; None = all of it is said.
         prompts: texts or token ids; the choices of an answer are numbered prompt by prompt.
         params: how to sample; its `max_tokens` is not looked at.
+        best: how many choices of a prompt are answered, those of the highest mean log-probability; None = all.
         max_tokens: most tokens to generate; None = what the context holds, 0 = none, for the sake of an echo.
         to_context: more `max_tokens` than the context holds are no fault: the answer says that the context ended it.
         truncate: how many tokens of a prompt count, its last ones; None = all.
@@ -78,6 +79,7 @@ class Query:
     parser: Callable[[], PartParser] | None = None
     prompts: Sequence[str | list[int]] = ()
     params: SamplingParams
+    best: int | None = None
     max_tokens: int | None = None
     to_context: bool = False
     truncate: int | None = None
@@ -222,6 +224,15 @@ class Answer:
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
     @property
+    def answered(self) -> list[Choice]:
+        """The choices that a whole answer shows, of each prompt the best first if only some are."""
+        best, n = self.query.best, self.query.params.n
+        if best is None:
+            return self.choices
+        groups = [self.choices[first : first + n] for first in range(0, len(self.choices), n)]
+        return [one for group in groups for one in sorted(group, key=lambda choice: -choice.mean_logprob)[:best]]
+
+    @property
     def cut_by_context(self) -> bool:
         """The context holds less than was asked for."""
         wanted = self.query.max_tokens
@@ -264,6 +275,8 @@ class Answer:
             if output.receipt is not None:
                 self.receipt += output.receipt
             choice = self._choices[output.id, output.choice]
+            choice.logprob_sum += sum([one.logprob for one in output.logprobs])
+            choice.logprob_count += len(output.logprobs)
             if output.choice == 0:
                 choice.prompt.cached = output.cached
             choice.prompt.logprobs += output.prompt_logprobs

@@ -84,6 +84,7 @@ class Choice:
         prompt: what it continues.
         calls: how many calls of tools it has begun.
         blocks: its content, in order.
+        logprob_sum, logprob_count: of its tokens' log-probabilities, if the engine tells them.
     """
 
     index: int
@@ -92,6 +93,13 @@ class Choice:
     blocks: list[Block] = field(default_factory=list)
     logprobs: list[ShownToken] = field(default_factory=list)
     finish: Finish | None = None
+    logprob_sum: float = 0.0
+    logprob_count: int = 0
+
+    @property
+    def mean_logprob(self) -> float:
+        """Mean log-probability of its tokens, those that ended it included."""
+        return self.logprob_sum / max(1, self.logprob_count)
 
     def add(self, gain: Gain) -> None:
         for part in gain.parts:

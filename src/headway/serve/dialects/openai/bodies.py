@@ -191,8 +191,15 @@ class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     def check(self) -> None:
         super().check()
         refuse(self, {"tools": ([],), "tool_choice": ("none", "auto")})
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise BadInput("best_of", "not supported by this server unless equal to n; leave it out")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise BadInput("best_of", f"{self.best_of} is less than n, {self.n or 1}")
+        if self.picks and self.stream:
+            raise BadInput("best_of", "more than n, not together with stream: the best are known at the end")
+
+    @property
+    def picks(self) -> bool:
+        """Whether more choices are made than are answered."""
+        return self.best_of is not None and self.best_of > (self.n or 1)
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, one per element.
@@ -288,7 +295,7 @@ def sampling_params(body: Sampling, vocab_size: int, defaults: SamplingParams) -
         "top_k": 0 if body.top_k == -1 else body.top_k,
         "min_p": body.min_p,
         "min_tokens": body.min_tokens,
-        "n": body.n,
+        "n": body.n if getattr(body, "best_of", None) is None else body.best_of,  # type: ignore[attr-defined]
         "seed": body.seed,
         "stop": (body.stop,) if isinstance(body.stop, str) else None if body.stop is None else tuple(body.stop),
         "stop_token_ids": stop_ids,
@@ -302,12 +309,14 @@ def sampling_params(body: Sampling, vocab_size: int, defaults: SamplingParams) -
         "allowed_token_ids": _allowed(body.allowed_token_ids, vocab_size),
         "thinking_budget": body.thinking_token_budget,
         "grammar": body.grammar()[0],
-        "logprobs": alternatives,
+        "logprobs": 0 if alternatives is None and getattr(body, "picks", False) else alternatives,
         "prompt_logprobs": _prompt_logprobs(body, alternatives),
     }
     try:
         return defaults.but(given)
     except BadInput as error:
+        if error.field == "n" and getattr(body, "best_of", None) is not None:
+            raise BadInput("best_of", str(error).partition(": ")[2]) from None
         if error.field == "max_tokens" and getattr(body, "max_completion_tokens", None) is not None:
             raise BadInput("max_completion_tokens", str(error).partition(": ")[2]) from None
         raise

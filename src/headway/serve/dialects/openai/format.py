@@ -134,8 +134,8 @@ class _Format:
         body = {**self._body(hole(0), self.object), "usage": self._totals(), **self._more()}
         before, after = Template(json_bytes(body), 1).pieces
         pieces = [before, b"["]
-        for choice in self._answer.choices:
-            pieces += [json_bytes(self._choice(choice)), b","]
+        for index, choice in enumerate(self._answer.answered):
+            pieces += [json_bytes({**self._choice(choice), "index": index}), b","]
         return [*pieces[:-1], b"]", after]
 
     def _more(self) -> Fields:

@@ -60,7 +60,7 @@ def completions(body: CompletionRequest, host: Host) -> Query:
     make = partial(CompletionFormat, model.reader.text, body.alternatives(), body.wants_usage, body.prompt_logprobs)
     return Query(
         prompts=prompts, echo=bool(body.echo), to_context=body.max_tokens is None, field="prompt", id_prefix="cmpl-",
-        format=make, **fields,
+        format=make, best=(body.n or 1) if body.picks else None, **fields,
     )  # fmt: skip
 
 
