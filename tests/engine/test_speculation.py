@@ -17,11 +17,13 @@ from headway.core.thinking import Thinking
 from headway.engine.messages import Cancel, Delta, Submit
 from headway.ops import native
 from headway.ops.native.backend import NativeBackend
+from headway.sampling.verify import race, reject
 from headway.scheduling.budget import Budget
 from headway.scheduling.invariants import check
 from headway.speculation.ngram import NgramProposer
 from headway.speculation.proposer import LONGEST, Proposal
 from tests.engine.tiny import VOCAB, TinyModel, complete, drain, prompts, tokens_of
+from tests.sampling.drawing import follows
 
 PROMPTS = prompts(16)
 FIELDS: list[dict[str, Any]] = [
@@ -191,3 +193,54 @@ def test_rejection_gives_every_row_an_answer_of_its_length(model: TinyModel) -> 
 
 def test_no_more_drafts_than_attention_takes_at_once() -> None:
     assert LONGEST + 1 == 8  # FEW_QUERIES of the native attention
+
+
+# -- the distribution of a real model's answers ------------------------------------------------------------------------
+
+DRAWS, IDS = 100_000, (3, 10, 17, 24, 31)  # the only tokens that may come
+
+
+def model_says(model: TinyModel, contexts: list[tuple[int, ...]], temperature: float) -> np.ndarray:
+    """The distribution of the next token after each context, over `IDS`."""
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=VOCAB)
+    told = complete(model.loop(), contexts, params)
+    logprobs = [dict(told[str(number)][0].logprobs[0].top) for number in range(len(contexts))]
+    scores = np.array([[one[id] for id in IDS] for one in logprobs]) / temperature
+    p = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return p / p.sum(axis=1, keepdims=True)
+
+
+def test_rejection_follows_a_model_when_another_one_drafts() -> None:
+    """Two drafts per step, each depending on the one before: the first token, and the joint of two."""
+    model, rng, n = TinyModel(), np.random.default_rng(7), len(IDS)
+    prompt = PROMPTS[0]
+    contexts = [prompt, *((*prompt, a) for a in IDS), *((*prompt, a, b) for a in IDS for b in IDS)]
+    p, q = (model_says(model, contexts, temperature) for temperature in (1.0, 2.5))
+
+    def step(rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Verify k drafts behind contexts `rows` -> (how many were accepted, what is emitted [rows, k + 1])."""
+
+        def noise(*shape: int) -> np.ndarray:
+            return rng.uniform(np.finfo(float).tiny, 1, shape)
+
+        at, places, drafts = rows, [rows], []
+        for _ in range(k):
+            drafts.append(race(q[at], noise(len(rows), n)))
+            at = np.where(at == 0, 1 + drafts[-1], 1 + n + (at - 1) * n + drafts[-1])
+            places.append(at)
+        draft = np.stack(drafts, axis=1)
+        accepted, token = reject(
+            np.stack([p[one] for one in places], axis=1), np.stack([q[one] for one in places[:-1]], axis=1), draft,
+            rng.uniform(size=draft.shape), noise(len(rows), k + 1, n),
+        )  # fmt: skip
+        emitted = np.concatenate((draft, np.zeros((len(rows), 1), int)), axis=1)
+        emitted[np.arange(len(rows)), accepted] = token
+        return accepted, emitted
+
+    accepted, emitted = step(np.zeros(DRAWS, int), 2)
+    first, second = emitted[:, 0], emitted[:, 1].copy()
+    alone = accepted == 0
+    second[alone] = step(1 + first[alone], 1)[1][:, 0]
+    assert 0.3 < alone.mean() + accepted.mean() < 2 and alone.sum() > 1000, "both ways are taken"
+    follows(np.bincount(first, minlength=n), p[0])
+    follows(np.bincount(first * n + second, minlength=n * n), (p[0][:, None] * p[1 : 1 + n]).reshape(-1))

@@ -50,3 +50,11 @@ def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> tuple[float, in
     wanted = np.append(expected[cells], expected[~cells].sum())
     filled = wanted > 0
     return float(((observed - wanted)[filled] ** 2 / wanted[filled]).sum()), int(filled.sum()) - 1
+
+
+def follows(counts: np.ndarray, probabilities: np.ndarray) -> None:
+    """p > 0.001, by the quantile of Wilson and Hilferty (1931)."""
+    statistic, degrees = chi_square(counts, probabilities / probabilities.sum())
+    if degrees:
+        part = 2 / (9 * degrees)
+        assert statistic < degrees * (1 - part + 3.09 * part**0.5) ** 3
