@@ -73,11 +73,8 @@ def by_json_path(path: str) -> Extractor:
         try:
             value: Any = json.loads(text)
             for step in steps:
-                if isinstance(value, dict if isinstance(step, str) else list):
-                    value = value[step]
-                else:
-                    return None
-        except (ValueError, KeyError, IndexError, RecursionError):
+                value = None if isinstance(value, str) else value[step]  # a text has no parts
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError):
             return None
         return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
 
