@@ -59,11 +59,12 @@ PLAIN = {
 
 
 def seconds(llm: LLM, prompts: list[str], tokens: int) -> tuple[float, list[list[int]]]:
-    """Wall time of all prompts at once, and the answers."""
+    """Time of all prompts at once, and the answers."""
+    clock = time.process_time if llm.options.threads == 1 else time.perf_counter
     params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
-    begin = time.perf_counter()
+    begin = clock()
     done = llm.generate(prompts, params, show_progress=False)
-    return time.perf_counter() - begin, [one.choices[0].tokens for one in done]
+    return clock() - begin, [one.choices[0].tokens for one in done]
 
 
 def compare(engines: dict[str, LLM], prompts: list[str], tokens: int, rounds: int, totals: Totals) -> dict[str, float]:
@@ -113,19 +114,23 @@ def main() -> None:
     parser.add_argument("--batches", default="1,2,4,8,16,32")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--cpu", action="store_true", help="CPU seconds of one thread: for a machine that others use")
     given = parser.parse_args()
     if given.part == "show":
         show()
         return
     totals = Totals()
-    engines = {name: LLM(draft=name, max_model_len=2048, kv_cache_gib=1) for name in ("off", "ngram")}
+    threads = 1 if given.cpu else None
+    engines = {name: LLM(draft=name, max_model_len=2048, kv_cache_gib=1, threads=threads) for name in ("off", "ngram")}
     scheduler = engines["ngram"].engine.loop.scheduler
     assert scheduler._log is not None
     scheduler._log.subscribe(totals)
     found: dict[str, dict[str, float]] = {}
+    part = given.part + (", CPU time of one thread" if given.cpu else "")
     if given.part == "repeat":
         for name, prompt in REPEATING.items():
             found[name] = compare(engines, [prompt], given.tokens, given.rounds, totals)
+            keep(part, found)
     else:
         mix = [*REPEATING.values(), *PLAIN.values()]
         order = [mix[index // 2 + (index % 2) * len(REPEATING)] for index in range(len(mix))]  # each kind in turn
@@ -143,11 +148,9 @@ def main() -> None:
                 "drafted": sum(line["drafted"] for line in lines), "accepted": sum(line["accepted"] for line in lines),
             }  # fmt: skip
             print(f"batch {batch}", found[f"batch {batch}"], flush=True)
-            keep("mix", {f"batch {batch}": found[f"batch {batch}"]})
+            keep(part, {f"batch {batch}": found[f"batch {batch}"]})
     for llm in engines.values():
         llm.close()
-    if given.part == "repeat":
-        keep("repeat", found)
     show()
 
 
