@@ -15,11 +15,13 @@ from headway.core.request import SamplingParams
 from headway.core.step import RowInit
 from headway.core.thinking import Thinking
 from headway.engine.messages import Cancel, Delta, Submit
+from headway.executor.simulated import FixedCosts
 from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.sampling.verify import race, reject
 from headway.scheduling.budget import Budget
 from headway.scheduling.invariants import check
+from headway.scheduling.policies import policy_named
 from headway.speculation.ngram import NgramProposer
 from headway.speculation.proposer import LONGEST, Proposal
 from tests.engine.tiny import VOCAB, TinyModel, complete, drain, prompts, tokens_of
@@ -142,6 +144,18 @@ def test_the_prefix_cache_holds_accepted_tokens_only(model: TinyModel) -> None:
     parted = sum(tokens_of(deltas) != answers[*longer[int(id)], 0] for id, deltas in again.items())
     assert parted <= (0 if model.backend.deterministic else 2)
     assert all(deltas[0].cached >= (len(longer[int(id)]) - 1) // 4 * 4 - 4 for id, deltas in again.items())
+
+
+@pytest.mark.parametrize("policy", ["prefill-first", "static", "fair"])
+def test_drafts_wait_where_a_policy_lets_decodes_wait(model: TinyModel, policy: str) -> None:
+    params = SamplingParams(temperature=0, max_tokens=16)
+    plain = said(complete(model.loop(max_rows=1), PROMPTS, params), 1)
+    answers = {(*PROMPTS[int(id)], 0): told[0] for (id, _), told in plain.items()}
+    costs = {"model": FixedCosts(step=1e-3, token=1e-6)} if policy == "fair" else {}
+    loop = model.loop(
+        proposer=Oracle(answers), policy=policy_named(policy), max_rows=6, budget=Budget(tokens=9), **costs
+    )
+    same(said(complete(loop, PROMPTS, params), 1), plain, model.backend.deterministic)
 
 
 def test_cancelled_in_the_middle(model: TinyModel) -> None:

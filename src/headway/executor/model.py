@@ -61,7 +61,7 @@ class ModelExecutor:
 
     def reset(self) -> None:
         """Forget all rows. The cache's content stays."""
-        self._proposals: dict[str, Proposal] = {}  # of the step before
+        self._proposals: dict[str, Proposal] = {}  # the latest of each row: it may wait for a step
         if self._proposer is not None:
             self._proposer.reset()
         self._rows = BatchRows(self._limits, self._adapter_of)
@@ -159,14 +159,16 @@ class ModelExecutor:
         """What a row proposed, as far as it is to be verified."""
         if not work.draft:
             return UNDRAFTED
-        q = self._proposals[work.id].q
-        return Drafted(work.draft, None if q is None else q[: len(work.draft)])
+        proposal = self._proposals.get(work.id)  # None if it was made before the executor broke
+        q = None if proposal is None or proposal.q is None else proposal.q[: len(work.draft)]
+        return Drafted(work.draft, q)
 
     def _propose(self, proposer: Proposer, result: StepResult) -> None:
         """Drafts for the next step, of every row that emitted something, as far as its grammar takes them."""
         rows = {id: self._rows.by_id[id] for id in result.tokens}
-        self._proposals = proposer.propose([(id, row.tokens) for id, row in rows.items()], LONGEST)
-        for id, proposal in self._proposals.items():
+        proposals = proposer.propose([(id, row.tokens) for id, row in rows.items()], LONGEST)
+        self._proposals |= proposals
+        for id, proposal in proposals.items():
             count = self._sampler.state(rows[id].slot).fitting(proposal.tokens)
             if count:
                 result.drafts[id], result.odds[id] = proposal.tokens[:count], proposal.odds
