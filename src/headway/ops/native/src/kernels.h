@@ -44,9 +44,9 @@ constexpr int CACHE_BYTES[] = {4, 2, 1};  // of a number
 // A layer's keys and values: [block][head] chunks, each holding `slots` tokens (the block's, padded to 16).
 //   f32:  key chunk [key_width][slots],      value chunk [slots][value_width]
 //   bf16: key chunk [key_width/2][slots][2], value chunk [slots/2][value_width][2]
-//   int8: as f32, then [slots] float16: what a token's numbers are multiples of
-// Widths are padded: key_width to 2, value_width to 16. Of latent attention there are key chunks only. Within a bf16 chunk,
-// tokens of a pair lie side by side, so that dot-product instructions find their operands without shuffles.
+//   int8: as bf16, then [slots] float16: what a token's numbers are multiples of
+// Widths are padded: key_width to 2, value_width to 16. Of latent attention there are key chunks only. Numbers, or tokens, of
+// a pair lie side by side, so that dot-product instructions find their operands without shuffles.
 struct Cache {
   CacheFormat format;
   int heads, slots, block_size;

@@ -17,21 +17,7 @@ constexpr int ROW_BLOCK = 4;                // query rows per micro-kernel
 constexpr int COLUMNS = 2 * Simd::W;        // cached tokens per micro-kernel of scores
 constexpr int VALUES = 4 * Simd::W;         // value numbers per micro-kernel of weighted values
 
-enum class Form { f32, bf16, bf16_dot, int8 };  // cache in float; bf16 widened, or with dot-product instructions; 8 bits
-
-// Numbers [at, at + W) of a chunk in which every number stands alone.
-template <Form FORM>
-HW_INLINE Simd::F numbers_at(const void* memory, size_t at) {
-  if constexpr (FORM == Form::int8) return Simd::load_int8(static_cast<const int8_t*>(memory) + at);
-  return Simd::load(static_cast<const float*>(memory) + at);
-}
-
-// Fetch the same of the chunk `next` bytes away, a line of memory once.
-template <Form FORM>
-HW_INLINE void fetch_numbers(const void* memory, size_t at, ptrdiff_t next) {
-  if (FORM == Form::int8 && at % 64 >= Simd::W) return;
-  Simd::prefetch_far(static_cast<const uint8_t*>(memory) + at * (FORM == Form::int8 ? 1 : 4) + next);
-}
+enum class Form { f32, bf16, bf16_dot };    // cache in float; bf16 widened; bf16 with dot-product instructions
 
 // Row r's elements of the prepared queries: floats, or pairs of bfloat16.
 template <Form FORM>
@@ -39,7 +25,10 @@ HW_INLINE const void* query_row(const void* prepared, const Cache& c, int row) {
   return static_cast<const uint8_t*>(prepared) + (size_t)row * c.key_width * (FORM == Form::bf16_dot ? 2 : 4);
 }
 
+void prepare_int8(const Attend& t, void* prepared);
+
 void prepare_queries(const Attend& t, void* prepared) {
+  if (t.cache.format == CacheFormat::int8) return prepare_int8(t, prepared);
   const int padded = t.cache.key_width;
   const bool pairs = Simd::BF16_DOT && t.cache.format == CacheFormat::bf16;
   const Simd::F scale = Simd::set1(t.softcap > 0 ? t.scale : t.scale * LOG2_E);  // powers of 2 are cheaper than of e
@@ -80,13 +69,13 @@ HW_INLINE void score_rows(const Cache& c, const Chunk& chunk, int slot, const vo
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
     for (int v = 0; v < N; ++v) sums[r][v] = Simd::zero();
-  if constexpr (FORM == Form::f32 || FORM == Form::int8) {
-    size_t at = slot;
-    for (int d = 0; d < c.key_width; ++d, at += c.slots) {
+  if constexpr (FORM == Form::f32) {
+    const float* k = static_cast<const float*>(chunk.memory) + slot;
+    for (int d = 0; d < c.key_width; ++d, k += c.slots) {
 #pragma GCC unroll 2
       for (int v = 0; v < N; ++v) {
-        const Simd::F key = numbers_at<FORM>(chunk.memory, at + v * Simd::W);
-        if (FETCH) fetch_numbers<FORM>(chunk.memory, at + v * Simd::W, chunk.next);
+        const Simd::F key = Simd::load(k + v * Simd::W);
+        if (FETCH) Simd::prefetch_far(reinterpret_cast<const uint8_t*>(k + v * Simd::W) + chunk.next);
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; ++r)
           sums[r][v] = Simd::fma(key, Simd::set1(static_cast<const float*>(queries[r])[d]), sums[r][v]);
@@ -112,16 +101,10 @@ HW_INLINE void score_rows(const Cache& c, const Chunk& chunk, int slot, const vo
       }
     }
   }
-#pragma GCC unroll 2
-  for (int v = 0; v < N; ++v) {
-    const int column = slot + v * Simd::W;
-    Simd::F unit = Simd::zero();
-    if constexpr (FORM == Form::int8) unit = Simd::load_f16(units(c, chunk.memory, c.key_width) + column);
 #pragma GCC unroll 4
-    for (int r = 0; r < ROWS; ++r) {
-      Simd::store(scores + r * stride + column, FORM == Form::int8 ? Simd::mul(sums[r][v], unit) : sums[r][v]);
-    }
-  }
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < N; ++v) Simd::store(scores + r * stride + slot + v * Simd::W, sums[r][v]);
 }
 
 template <Form FORM, bool FETCH, int ROWS>
@@ -192,14 +175,14 @@ HW_INLINE void weigh_rows(const Cache& c, const Chunk& chunk, int first_value, c
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < N; ++v) sums[r][v] = Simd::load(out + (size_t)r * c.value_width + first_value + v * Simd::W);
-  if constexpr (FORM == Form::f32 || FORM == Form::int8) {
-    size_t at = first_value;
-    for (int s = 0; s < used; ++s, at += c.value_width) {
+  if constexpr (FORM == Form::f32) {
+    const float* values = static_cast<const float*>(chunk.memory) + first_value;
+    for (int s = 0; s < used; ++s, values += c.value_width) {
       Simd::F value[N];
 #pragma GCC unroll 4
       for (int v = 0; v < N; ++v) {
-        value[v] = numbers_at<FORM>(chunk.memory, at + v * Simd::W);
-        if (FETCH) fetch_numbers<FORM>(chunk.memory, at + v * Simd::W, chunk.next);
+        value[v] = Simd::load(values + v * Simd::W);
+        if (FETCH) Simd::prefetch_far(reinterpret_cast<const uint8_t*>(values + v * Simd::W) + chunk.next);
       }
 #pragma GCC unroll 4
       for (int r = 0; r < ROWS; ++r) {
@@ -285,39 +268,30 @@ HW_INLINE void in_chunks(const Attend& t, const Range& range, int end, void* mem
   }
 }
 
-template <class T>
-void transpose(const Cache& c, const void* keys, int used, void* values) {
-  const T* from = static_cast<const T*>(keys);
-  T* to = static_cast<T*>(values);
-  const int width = (int)least(c.value_width, c.key_width);
-  for (int s = 0; s < used; ++s) {
-    for (int d = 0; d < width; ++d) to[(size_t)s * c.value_width + d] = from[(size_t)d * c.slots + s];
-  }
-}
-
-// A latent cache's chunk as one of values, which are the first numbers of its keys: pairs of neighbouring numbers become
+// A latent cache's chunk as one of values, which are the first numbers of its keys: PAIRs of neighbouring numbers become
 // pairs of neighbouring tokens.
+template <class PAIR>
 void to_values(const Cache& c, const void* keys, int used, void* values) {
-  if (c.format == CacheFormat::f32) return transpose<float>(c, keys, used, values);
-  if (c.format == CacheFormat::int8) return transpose<int8_t>(c, keys, used, values);
-  const uint32_t* from = static_cast<const uint32_t*>(keys);
-  uint32_t* to = static_cast<uint32_t*>(values);
+  constexpr int HALF = 4 * sizeof(PAIR);  // bits of a number
+  constexpr PAIR LOW = ((PAIR)1 << HALF) - 1;
+  const PAIR* from = static_cast<const PAIR*>(keys);
+  PAIR* to = static_cast<PAIR*>(values);
   const int pairs = (int)least(c.value_width, c.key_width) / 2;
   for (int s = 0; s < used; s += 2, to += c.value_width) {
     for (int i = 0; i < pairs; ++i) {
-      const uint32_t even = from[(size_t)i * c.slots + s], odd = from[(size_t)i * c.slots + s + 1];
-      to[2 * i] = (even & 0xffff) | odd << 16;
-      to[2 * i + 1] = even >> 16 | (odd & 0xffff0000);
+      const PAIR even = from[(size_t)i * c.slots + s], odd = from[(size_t)i * c.slots + s + 1];
+      to[2 * i] = (PAIR)((even & LOW) | odd << HALF);
+      to[2 * i + 1] = (PAIR)(even >> HALF | (odd & (PAIR)~LOW));
     }
   }
 }
 
-// Weights times what the tokens' values are multiples of: [rows][used].
-void weigh_units(const Cache& c, void* chunk, int width, int used, int rows, float* weights, size_t stride) {
-  const uint16_t* unit = units(c, chunk, width);
-  for (int s = 0; s < used; s += Simd::W) {
-    const Simd::F by = Simd::load_f16(unit + s);
-    for (int r = 0; r < rows; ++r) Simd::store(weights + r * stride + s, Simd::mul(Simd::load(weights + r * stride + s), by));
+void float_to_values(const Cache& c, const void* keys, int used, void* values) {
+  const float* from = static_cast<const float*>(keys);
+  float* to = static_cast<float*>(values);
+  const int width = (int)least(c.value_width, c.key_width);
+  for (int s = 0; s < used; ++s) {
+    for (int d = 0; d < width; ++d) to[(size_t)s * c.value_width + d] = from[(size_t)d * c.slots + s];
   }
 }
 
@@ -347,12 +321,8 @@ void attend_form(const Attend& t, const void* prepared, int first_block, int las
   memset(out.values, 0, (size_t)rows * c.value_width * sizeof(float));
   void* const memory = c.latent ? c.keys : c.values;
   in_chunks(t, range, end, memory, c.latent ? c.key_chunk() : c.value_chunk(), [&](int b, int h, Chunk chunk) {
-    if constexpr (FORM == Form::int8) {
-      float* weighed = scores + h * per_head * stride + (size_t)(b - range.first_block) * c.slots;
-      weigh_units(c, chunk.memory, c.latent ? c.key_width : c.value_width, chunk.used, per_head, weighed, stride);
-    }
     if (c.latent) {
-      to_values(c, chunk.memory, chunk.used, transposed);
+      (c.format == CacheFormat::f32 ? float_to_values : to_values<uint32_t>)(c, chunk.memory, chunk.used, transposed);
       chunk = {transposed, chunk.used, 0};
     }
     in_row_blocks(per_head, [&](int first, auto count, auto fetch) {
@@ -364,9 +334,11 @@ void attend_form(const Attend& t, const void* prepared, int first_block, int las
   });
 }
 
+void attend_int8(const Attend& t, const void* prepared, int first_block, int last_block, void* scratch, Partial out);
+
 void attend(const Attend& t, const void* prepared, int first_block, int last_block, void* scratch, Partial out) {
   if (t.cache.format == CacheFormat::f32) return attend_form<Form::f32>(t, prepared, first_block, last_block, scratch, out);
-  if (t.cache.format == CacheFormat::int8) return attend_form<Form::int8>(t, prepared, first_block, last_block, scratch, out);
+  if (t.cache.format == CacheFormat::int8) return attend_int8(t, prepared, first_block, last_block, scratch, out);
   attend_form<Simd::BF16_DOT ? Form::bf16_dot : Form::bf16>(t, prepared, first_block, last_block, scratch, out);
 }
 
@@ -403,3 +375,5 @@ void normalise(Partial total, int row, int value_width, int out_width, float* ou
 
 }  // namespace
 }  // namespace headway
+
+#include "kernels_attention_int8.h"

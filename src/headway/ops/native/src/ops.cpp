@@ -181,17 +181,18 @@ void rotate(const float* x, const float* angles, int pairs, bool interleaved, in
 
 namespace {
 
-// A token's numbers at 8 bits: what they are multiples of, which holds for its head, and the nearest multiples, `step` bytes
-// apart. The float16 is rounded up, so that the largest fits. An infinity or NaN makes all of the token NaN.
-void write_int8(int8_t* numbers, size_t step, uint16_t* unit, const float* x, int width) {
-  float most = 0;
-  for (int d = 0; d < width; ++d) most = fabsf(x[d]) > most || x[d] != x[d] ? fabsf(x[d]) : most;
+// A token's numbers of a head at 8 bits: what they are multiples of, and the nearest multiples, pairs of them `step` bytes
+// apart and the second of a pair `odd` bytes behind the first. The float16 is rounded up, so that the largest fits. An infinity or NaN makes all of the token NaN.
+void write_int8(int8_t* numbers, size_t step, int odd, uint16_t* unit, const float* x, int width) {
+  uint32_t largest = 0;  // as bits, of which those of a NaN are the largest
+  for (int d = 0; d < width; ++d) largest = std::max(largest, float_to_bits(x[d]) & 0x7fffffff);
+  const float most = bits_to_float(largest);
   uint16_t half = float_to_f16(most * (1 / 127.0f));
   if (f16_to_float(half) * 127 < most) ++half;
   *unit = most != most ? 0x7e00 : half;
   const float scale = f16_to_float(half), inverse = scale > 0 && scale < INFINITY ? 1 / scale : 0;
   constexpr float ROUND = 12582912;  // 1.5 * 2^23: adding it leaves the nearest whole number in a float's low bits
-  for (int d = 0; d < width; ++d) numbers[d * step] = (int8_t)((int32_t)float_to_bits(x[d] * inverse + ROUND) & 0xff);
+  for (int d = 0; d < width; ++d) numbers[d / 2 * step + d % 2 * odd] = (int8_t)((int32_t)float_to_bits(x[d] * inverse + ROUND) & 0xff);
 }
 
 }  // namespace
@@ -199,8 +200,8 @@ void write_int8(int8_t* numbers, size_t step, uint16_t* unit, const float* x, in
 void write_key(const Cache& c, size_t chunk, int slot, const float* key, int width) {
   void* const memory = c.key_at(chunk);
   if (c.format == CacheFormat::int8) {
-    int8_t* numbers = static_cast<int8_t*>(memory);
-    return write_int8(numbers + slot, c.slots, units(c, memory, c.key_width) + slot, key, width);
+    int8_t* numbers = static_cast<int8_t*>(memory) + 2 * slot;
+    return write_int8(numbers, 2 * c.slots, 1, units(c, memory, c.key_width) + slot, key, width);
   }
   if (c.format == CacheFormat::f32) {
     float* to = static_cast<float*>(memory) + slot;
@@ -219,8 +220,8 @@ namespace {
 void write_value(const Cache& c, size_t chunk, int slot, const float* value, int width) {
   void* const memory = c.value_at(chunk);
   if (c.format == CacheFormat::int8) {
-    int8_t* numbers = static_cast<int8_t*>(memory) + (size_t)slot * c.value_width;
-    return write_int8(numbers, 1, units(c, memory, c.value_width) + slot, value, width);
+    int8_t* numbers = static_cast<int8_t*>(memory) + (size_t)(slot / 2) * c.value_width * 2 + slot % 2;
+    return write_int8(numbers, 4, 2, units(c, memory, c.value_width) + slot, value, width);
   }
   if (c.format == CacheFormat::f32) {
     memcpy(static_cast<float*>(memory) + (size_t)slot * c.value_width, value, width * sizeof(float));

@@ -21,7 +21,6 @@ struct Simd {
   HW_INLINE F load(const float* p) { return _mm256_loadu_ps(p); }
   HW_INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x); }
   HW_INLINE F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
-  HW_INLINE F load_int8(const int8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
   HW_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
   HW_INLINE F sub(F a, F b) { return _mm256_sub_ps(a, b); }
   HW_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
@@ -119,6 +118,13 @@ struct Simd {
   }
   HW_INLINE I dot4(I acc, I weights, I activations) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(weights, activations), _mm256_set1_epi16(1)));
+  }
+
+  // 8-bit integers as pairs of 16 bits in each lane; acc[lane] += sum of both products
+  HW_INLINE I widen(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
+  HW_INLINE I dot16(I acc, I a, I b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
+  HW_INLINE void store_int16(int16_t* p, I a) {
+    _mm_storeu_si128((__m128i*)p, _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
   }
 
   HW_INLINE F even_bf16(I a) { return _mm256_castsi256_ps(_mm256_slli_epi32(a, 16)); }

@@ -25,7 +25,6 @@ struct Simd {
   HW_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
   HW_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
   HW_INLINE F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
-  HW_INLINE F load_int8(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
   HW_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
   HW_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   HW_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
@@ -92,6 +91,14 @@ struct Simd {
     return acc;
   }
   HW_INLINE I dot4(I acc, I weights, I activations) { return dot8(acc, weights, activations); }
+
+  // 8-bit integers as pairs of 16 bits in each lane; acc[lane] += sum of both products
+  HW_INLINE I widen(const int8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
+  HW_INLINE I dot16(I acc, I a, I b) {
+    asm volatile("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+    return acc;
+  }
+  HW_INLINE void store_int16(int16_t* p, I a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(a)); }
 
   // Pairs of bfloat16 in each lane.
   HW_INLINE F even_bf16(I a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }

@@ -42,7 +42,6 @@ struct Simd {
   HW_INLINE F load(const float* p) { return floats([=](int i) { return p[i]; }); }
   HW_INLINE void store(float* p, F x) { memcpy(p, x.v, sizeof x.v); }
   HW_INLINE F load_f16(const uint16_t* p) { return floats([=](int i) { return f16_to_float(p[i]); }); }
-  HW_INLINE F load_int8(const int8_t* p) { return floats([=](int i) { return (float)p[i]; }); }
   HW_INLINE F add(F a, F b) { return floats([&](int i) { return a.v[i] + b.v[i]; }); }
   HW_INLINE F sub(F a, F b) { return floats([&](int i) { return a.v[i] - b.v[i]; }); }
   HW_INLINE F mul(F a, F b) { return floats([&](int i) { return a.v[i] * b.v[i]; }); }
@@ -126,6 +125,16 @@ struct Simd {
     return acc;
   }
   HW_INLINE I dot4(I acc, I weights, I activations) { return dot8(acc, weights, activations); }
+
+  HW_INLINE I widen(const int8_t* p) {
+    return ints([=](int i) { return (int32_t)((uint16_t)p[2 * i] | (uint32_t)(uint16_t)p[2 * i + 1] << 16); });
+  }
+  HW_INLINE I dot16(I acc, I a, I b) {
+    return ints([&](int i) { return acc.v[i] + (int16_t)a.v[i] * (int16_t)b.v[i] + (a.v[i] >> 16) * (b.v[i] >> 16); });
+  }
+  HW_INLINE void store_int16(int16_t* p, I a) {
+    for (int i = 0; i < 8; ++i) p[i] = (int16_t)a.v[i];
+  }
 
   HW_INLINE F even_bf16(I a) { return floats([&](int i) { return bits_to_float((uint32_t)a.v[i] << 16); }); }
   HW_INLINE F odd_bf16(I a) { return floats([&](int i) { return bits_to_float((uint32_t)a.v[i] & 0xffff0000); }); }
