@@ -86,6 +86,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for token in request.tokens:
             context = digest(context, token)
         said: list[int] = []
+        if request.params.pooling is not None:
+            return said
         while len(said) < request.max_len - request.prompt_len:
             said.append(self.executor.says(context, request.choice))
             context = digest(context, said[-1])
@@ -102,13 +104,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         patience=st.none() | st.integers(0, 30),
         tenant=st.sampled_from(["", "", "other"]),
         report=st.sampled_from([None, None, None, 0]),
+        pooling=st.sampled_from([None, None, None, "last", "mean"]),
     )
-    def add(self, prompt, most, min_tokens, n, priority, patience, tenant, report) -> None:
+    def add(self, prompt, most, min_tokens, n, priority, patience, tenant, report, pooling) -> None:
         self.count += 1
+        if pooling is not None:
+            most, n, report = 1, 1, None
         request = Request(
             f"r{self.count}",
             prompt,
-            SamplingParams(seed=0, n=n, min_tokens=min(min_tokens, most), max_tokens=most, prompt_logprobs=report),
+            SamplingParams(
+                seed=0, n=n, min_tokens=min(min_tokens, most), max_tokens=most, prompt_logprobs=report, pooling=pooling
+            ),
             stop_ids=frozenset({STOP}),
             max_len=len(prompt) + most,
             arrival=self.now,
@@ -212,6 +219,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.ends[id] = output.finish
                 if id not in self.disturbed:
                     assert self.heard[id] == self.answers[id], "nothing is missing"
+                    if output.request.params.pooling is not None:
+                        assert output.finish == Finish("stop") and output.request.computed == output.request.prompt_len
+                        continue
                     stopped = self.heard[id][-1] == STOP and len(self.heard[id]) > output.request.params.min_tokens
                     assert output.finish == (Finish("stop", STOP) if stopped else Finish("length"))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -42,6 +43,7 @@ class ByteTokenizer:
     template = "{{ tools }}"
     tool_format = format_of("")
     eos_ids = (EOS,)
+    suffix = ()
 
     def load(self) -> None:
         pass
@@ -52,6 +54,9 @@ class ByteTokenizer:
             special = {"<|im_start|>": IM_START, "<|im_end|>": IM_END}.get(piece)
             ids += [special] if special else piece.encode()
         return ids
+
+    def encode_whole(self, *texts: str) -> list[int]:
+        return self.encode("".join(texts))
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
         turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
@@ -134,6 +139,8 @@ class ScriptedExecutor:
                 last = min(work.start + work.count + 1, len(tokens))
                 ids = tokens[work.start + 1 : last]
                 result.prompt_logprobs[work.id] = tuple(logprobs(id, params.prompt_logprobs or 0) for id in ids)
+            if work.pool and work.start + work.count == len(tokens):
+                result.pooled[work.id] = struct.pack("<3f", len(tokens), tokens[0], tokens[-1])
             if not work.sample:
                 continue
             token = _next(directive, text, choice, generated)

@@ -40,6 +40,7 @@ class Queued(Event, frozen=True, kw_only=True, tag="queued"):
         min_tokens: stop ids are not honoured before.
         choice, parent: which of n choices, and whose prompt it shares.
         prompt_logprobs: it wants them, so its prompt is never looked up.
+        pooling: how its prompt is pooled; "" = it generates.
         tenant: whose it is: a number given in order of appearance.
         names: of the full blocks of its prompt.
     """
@@ -55,6 +56,7 @@ class Queued(Event, frozen=True, kw_only=True, tag="queued"):
     parent: str | None = None
     adapter: str = ""
     prompt_logprobs: bool = False
+    pooling: str = ""
     tenant: int = 0
     names: tuple[bytes, ...] = ()
 

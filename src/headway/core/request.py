@@ -13,6 +13,7 @@ import msgspec
 
 from headway.core.errors import BadInput, shown
 from headway.core.grammar import Grammar
+from headway.core.pooling import POOLINGS
 from headway.core.thinking import Thinking
 
 MAX_STOP_STRINGS = 16
@@ -54,6 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ignore_eos: do not stop at the model's end-of-sequence ids.
         thinking_budget: most tokens of reasoning, of models that mark it; then it is closed. None = no limit.
         thinking: how they mark it; found out from the model when a request is made.
+        pooling: nothing is generated: the answer is what the prompt's hidden states come to, one of `POOLINGS`.
 
     Raises:
         BadInput: a field is out of range; the message says what is accepted.
@@ -83,6 +85,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False
     thinking_budget: int | None = None
     thinking: Thinking | None = None
+    pooling: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -125,6 +128,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise BadInput("ignore_eos", "not together with a grammar: where that is complete, the text ends")
         if self.thinking_budget is not None:
             _integer("thinking_budget", self.thinking_budget, 0, None)
+        if self.pooling is not None:
+            _check_pooling(self)
 
     def but(self, given: Mapping[str, Any]) -> SamplingParams:
         """These, changed by what was given; None = was not.
@@ -169,6 +174,16 @@ def _bad(params: SamplingParams) -> Sequence[Sequence[int]]:
     return params.bad_token_ids
 
 
+def _check_pooling(params: SamplingParams) -> None:
+    if params.pooling not in POOLINGS:
+        raise BadInput("pooling", f"{shown(params.pooling)} is not one of {', '.join(POOLINGS)}")
+    for name in ("prompt_logprobs", "logprobs", "grammar", "thinking_budget"):
+        if getattr(params, name) is not None:
+            raise BadInput(name, "not together with pooling, which generates nothing")
+    if params.n != 1:
+        raise BadInput("n", "not together with pooling, which has one answer")
+
+
 def _stops(stops: Sequence[str]) -> None:
     if not isinstance(stops, (list, tuple)) or len(stops) > MAX_STOP_STRINGS:
         raise BadInput("stop", f"give a list of at most {MAX_STOP_STRINGS} strings")
@@ -203,7 +218,8 @@ class Request:
         choice: index among the n choices of one prompt.
         parent: id of choice 0, whose prompt blocks this choice shares; None for choice 0.
         stop_ids: ids that end the request: the model's end-of-sequence ids unless ignored, and params.stop_token_ids.
-        max_len: prompt_len + the most tokens it may generate (never above the model's context).
+        max_len: prompt_len + the most tokens it may generate (never above the model's context); one more than a prompt
+            that is pooled, of which all tokens are computed, and no further one.
         priority: lower runs first; ties by arrival.
         arrival: time of arrival, ps.
         deadline: time after which it is aborted, ps; None = never.

@@ -104,6 +104,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
         logits: at how many last positions logits are wanted; 0 for a prefill chunk that does not reach the end.
         sample: draw a token from the last position (and verify the drafts before it).
         prompt_logprobs: report logprobs of the prompt tokens that follow the positions computed here.
+        pool: the hidden states of these positions count, as the row's `pooling` says; its last work has the outcome.
     """
 
     id: str
@@ -114,6 +115,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     logits: int = 0
     sample: bool = False
     prompt_logprobs: bool = False
+    pool: bool = False
 
     @property
     def decode(self) -> bool:
@@ -202,6 +204,7 @@ class StepResult(msgspec.Struct):
         finish: rows that end with this step for a reason only the engine sees (a stop string).
         logprobs: per row, one entry per emitted token, if asked for.
         prompt_logprobs: per row, entries for the prompt tokens after the positions computed in this step.
+        pooled: of rows whose prompt is pooled, and complete: float32 numbers, little-endian.
         drafts: ids proposed for the next step, per row. odds: probability that one of them is accepted, per row;
             1 where nobody says.
         experts: experts that rows were routed to, per layer that has experts (or the mean of all these layers).
@@ -214,6 +217,7 @@ class StepResult(msgspec.Struct):
     finish: dict[str, Finish] = {}
     logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
     prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+    pooled: dict[str, bytes] = {}
     drafts: dict[str, tuple[int, ...]] = {}
     odds: dict[str, float] = {}
     experts: tuple[float, ...] = ()

@@ -169,6 +169,10 @@ class Engine:
             raise BadInput("prompt", "give a text, or a list of token ids")
         return list(prompt)
 
+    def encode_whole(self, text: str | Sequence[int]) -> list[int]:
+        """Token ids of a text that is complete, for a vector of it; ids are passed through."""
+        return self.tokenizer.encode_whole(text) if isinstance(text, str) else self.encode(text)
+
     def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn."""
         if self.template is None:
@@ -308,7 +312,15 @@ def build_engine(
     grammars = Grammars(tokenizer)
     proposer = NgramProposer() if options.draft == "ngram" else None
     executor = ModelExecutor(
-        backend, model.forward, model.shape.groups, limits, adapters, grammars, proposer, options.verification
+        backend,
+        model.forward,
+        model.shape.groups,
+        limits,
+        adapters,
+        grammars,
+        proposer,
+        options.verification,
+        model.score,
     )
     seen = regimes(model.shape, profile, backend.name, held_formats(model.shape, backend)) if profile and timing else []
     known = seen[0].model if seen else None
@@ -340,6 +352,7 @@ def build_engine(
         receipts=receipts,
         grammars=grammars,
         regimes=watch,
+        pooling=model.info.pooling,
     )
     resources.callback(loop.close)
     for name, path in options.loras.items():

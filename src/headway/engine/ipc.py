@@ -20,6 +20,7 @@ import zmq
 from headway.cache.explain import Explanation
 from headway.core.errors import BadInput, EngineDead
 from headway.core.events import AnyEvent
+from headway.core.pooling import GENERATES, PoolingConfig
 from headway.core.request import SamplingParams
 from headway.engine.messages import Cancel, Delta, Explain, LoadAdapter, Refusal, Submit, UnloadAdapter
 from headway.shape.model import ModelShape
@@ -70,6 +71,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
         adapters: path of each LoRA adapter that requests may name.
         priorities: whether its policy has classes of requests, so that they may name theirs.
         caution: why its answers are not the model's, for the usage of each; "" = they are.
+        pooling: what the model makes of whole texts.
     """
 
     model: str
@@ -84,6 +86,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     adapters: dict[str, str] = {}
     priorities: bool = False
     caution: str = ""
+    pooling: PoolingConfig = GENERATES
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary, finalize
 
+import numpy as np
 from msgspec.structs import replace
 from rich.console import Console
 
 from headway.core.errors import BadInput, EngineDead, HeadwayError, Reject, Rejected, refusal
 from headway.core.request import SamplingParams
 from headway.engine.build import Progress, build_engine
+from headway.engine.embedding import check_dimensions, vector
 from headway.engine.interrupt import uninterrupted
 from headway.engine.loop import EngineLoop
 from headway.engine.messages import Cancel, Delta, Refusal, Submit
@@ -129,6 +131,38 @@ class LLM:
             pass
         return stream.completion
 
+    def embed(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        *,
+        pooling: str | None = None,
+        normalise: bool | None = None,
+        dimensions: int | None = None,
+        adapter: str = "",
+    ) -> np.ndarray:
+        """Vectors of texts (or token ids), all in one batch -> float32 [inputs, width].
+
+        Args:
+            pooling: "last" (the last token's hidden state), "mean" (of all tokens) or "cls" (the first token's); None =
+                as the model's files say, or "last".
+            normalise: they get length 1; None = unless the model's files say otherwise.
+            dimensions: how many of their numbers are wanted, of a model that was made for it; None = all.
+
+        Raises:
+            HeadwayError: a text was refused; raised after the others are done.
+        """
+        config = self.engine.info.pooling
+        width = self.engine.info.config.hidden_size
+        check_dimensions(dimensions, width, config)
+        params = SamplingParams(pooling=config.vectors(pooling))
+        requests = [(index, self.engine.encode_whole(one), params) for index, one in enumerate(_prompts(inputs))]
+        done = dict(self.as_completed(requests, adapter=adapter))
+        ordered = [_completed(done[index]) for index in range(len(requests))]
+        for finish in [one.choices[0].finish for one in ordered if not one.pooled]:
+            raise HeadwayError(f"the request failed: {finish and finish.matched}")
+        unit = config.normalise if normalise is None else normalise
+        return np.stack([vector(one.pooled, dimensions, unit) for one in ordered]) if ordered else np.empty((0, width))
+
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str = "") -> Stream:
         """Complete one prompt, delta by delta; without `max_tokens`, at most DEFAULT_MAX_TOKENS."""
         tokens = self.engine.encode(prompt)
@@ -231,7 +265,7 @@ class LLM:
 
     def _bounded(self, tokens: list[int], params: SamplingParams) -> SamplingParams:
         """For a plain prompt, which has no turn that could end: with a bound on what is generated."""
-        if not isinstance(params, SamplingParams) or params.max_tokens is not None:
+        if not isinstance(params, SamplingParams) or params.max_tokens is not None or params.pooling is not None:
             return params
         room = max(1, self.engine.max_model_len - len(tokens))
         return replace(params, max_tokens=max(min(DEFAULT_MAX_TOKENS, room), params.min_tokens))

@@ -21,6 +21,7 @@ import msgspec
 from headway.cache.explain import Explanation, explain
 from headway.core.clock import MAX_SECONDS, Clock, to_ps, to_seconds
 from headway.core.errors import BadInput, EngineDead, HeadwayError, Rejected
+from headway.core.pooling import GENERATES, PoolingConfig, check_use
 from headway.core.receipts import Receipts
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import StepPlan, StepResult
@@ -49,6 +50,7 @@ class EngineLoop:
         adapters: those that requests may name; None = the engine takes none.
         receipts: the fold that shares the machine's time among requests; None = deltas carry no receipts.
         grammars: those that requests are bound to; None = the engine takes none.
+        pooling: what the model makes of whole texts.
         regimes: the fold that knows the machine's regime; None = steps are predicted by one model.
     """
 
@@ -64,6 +66,7 @@ class EngineLoop:
         receipts: Receipts | None = None,
         grammars: Grammars | None = None,
         regimes: RegimeWatch | None = None,
+        pooling: PoolingConfig = GENERATES,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -73,6 +76,7 @@ class EngineLoop:
         self._receipts = receipts
         self.grammars = grammars
         self._regimes = regimes
+        self._pooling = pooling
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._texts: dict[str, OutputText] = {}  # by choice id
@@ -119,6 +123,7 @@ class EngineLoop:
         check_params(params, self._vocab_size)
         if message.tokens and not 0 <= min(message.tokens) <= max(message.tokens) < self._vocab_size:
             raise BadInput("prompt", f"holds a token id that is not from 0 to {self._vocab_size - 1}")
+        check_use(self._pooling, params.pooling)
         if params.stop and self.tokenizer is None:
             raise BadInput("stop", "this engine has no tokenizer to find strings with; use stop_token_ids")
         if params.grammar is not None:
@@ -132,6 +137,7 @@ class EngineLoop:
             params = _seeded(params)
         adapter = self._adapters.identity(message.adapter) if message.adapter else ""
         limit = self.scheduler.limits.max_model_len
+        wanted = params.max_tokens if params.pooling is None else 1
         now = self.clock.now()
         arrival = now if message.arrival is None else message.arrival
         return Request(
@@ -139,7 +145,7 @@ class EngineLoop:
             message.tokens,
             params,
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids),
-            max_len=limit if params.max_tokens is None else len(message.tokens) + params.max_tokens,
+            max_len=limit if wanted is None else len(message.tokens) + wanted,
             arrival=arrival,
             priority=message.priority,
             deadline=None if deadline is None else arrival + to_ps(deadline),
@@ -288,6 +294,7 @@ class EngineLoop:
             text=text,
             logprobs=result.logprobs.get(request.id, ())[: len(emission.tokens)],
             prompt_logprobs=result.prompt_logprobs.get(request.id, ()),
+            pooled=result.pooled.get(request.id, b""),
             cached=request.cached,
             finish=emission.finish,
             receipt=self._receipts.take(request.id, request.tenant) if self._receipts and emission.finish else None,

@@ -73,6 +73,7 @@ class Delta(msgspec.Struct, frozen=True, tag=True):
         text: text that became certain (stop strings are held back, incomplete characters too).
         logprobs: one entry per token, if asked for.
         prompt_logprobs: entries for prompt tokens passed in this step, if asked for.
+        pooled: with `finish`, of a prompt that is pooled: float32 numbers, little-endian.
         cached: prompt tokens that came from the prefix cache.
         finish: set on the last delta of the choice.
         receipt: with `finish`, what the choice took of the machine.
@@ -85,6 +86,7 @@ class Delta(msgspec.Struct, frozen=True, tag=True):
     text: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    pooled: bytes = b""
     cached: int = 0
     finish: Finish | None = None
     receipt: Receipt | None = None

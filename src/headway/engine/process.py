@@ -328,6 +328,7 @@ def start_engine(line: bytes) -> Loaded:
         adapters=engine.loop.adapter_paths(),
         priorities=options.policy == PRIORITY.name,
         caution=engine.caution,
+        pooling=engine.info.pooling,
     )
     chores = () if engine.loop.grammars is None else (engine.loop.grammars.warm,)
     return Loaded(ready, engine.loop, tray, status, engine.close, rotate, options.hang_seconds, settling, chores)

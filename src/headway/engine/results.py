@@ -54,6 +54,7 @@ class Completion:
         cached_tokens: how many of them came from the prefix cache.
         choices: by index.
         prompt_logprobs: one entry per prompt token from the second on, if asked for.
+        pooled: of a prompt that is pooled, when it is done: float32 numbers, little-endian.
         listener: called with every delta, for streaming.
     """
 
@@ -63,6 +64,7 @@ class Completion:
     choices: list[Choice]
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    pooled: bytes = b""
     listener: Callable[[Delta], None] | None = None
 
     @property
@@ -86,6 +88,7 @@ class Completion:
         choice.logprobs += delta.logprobs
         choice.token_times += [to_seconds(delta.at - self.arrival)] * len(delta.tokens)
         self.prompt_logprobs += delta.prompt_logprobs
+        self.pooled = self.pooled or delta.pooled
         if delta.choice == 0:
             self.cached_tokens = delta.cached
         if self.listener is not None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from headway.core.step import BlockIds, Capabilities, RowInit, StepPlan, Work
-from headway.ops.protocol import GroupBatch, StepBatch
+from headway.executor.pooling import Pool
+from headway.ops.protocol import NO_ROWS, GroupBatch, StepBatch
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,17 @@ class BatchRow:
         init: what it was created from.
         tokens: its ids, and behind them the proposed ones.
         blocks: per KV group, its block table.
+        pool: what its hidden states come to so far, if they are pooled.
     """
 
-    __slots__ = ("blocks", "init", "slot", "tokens")
+    __slots__ = ("blocks", "init", "pool", "slot", "tokens")
 
     def __init__(self, slot: int, init: RowInit, groups: int) -> None:
         self.slot = slot
         self.init = init
         self.tokens = list(init.tokens)
         self.blocks: list[list[int]] = [[] for _ in range(groups)]
+        self.pool: Pool | None = None
 
     def put(self, position: int, tokens: Sequence[int]) -> None:
         """These ids follow the first `position` ones, instead of whatever did."""
@@ -89,6 +92,7 @@ class BatchRows:
                 self._free.append(row.slot)
         for init in plan.new:
             row = self.by_id[init.id] = BatchRow(self._free.pop(), init, len(self._tables))
+            row.pool = None if init.params.pooling is None else Pool(init.params.pooling, init.prompt_len)
             self._adapter[row.slot] = self._number(init)
             self._known[row.slot] = len(init.tokens)
             self._extend(row, init.blocks)
@@ -138,6 +142,7 @@ class BatchRows:
             logit_index=last if each_one and total == n else _last(query_start[1:], wanted),
             adapter=self._adapter[slots],
             known=self._known[slots],
+            pool_index=_pooled(rows, work, query_start),
         )
         return Layout(batch, slots, last)
 
@@ -152,6 +157,15 @@ class BatchRows:
             for row, position in zip(owners, at, strict=True)
         ]
         return GroupBatch(self._tables[group][slots, : -(-longest // size)], cache_slots)
+
+
+def _pooled(rows: Sequence[BatchRow], work: Sequence[Work], query_start: np.ndarray) -> np.ndarray:
+    """Indices of the tokens whose hidden states are pooled -> int32."""
+    indices: list[int] = []
+    for row, one, first in zip(rows, work, query_start.tolist(), strict=False):
+        if row.pool is not None:
+            indices += [first + position - one.start for position in row.pool.positions(one.start, one.count)]
+    return np.array(indices, np.int32) if indices else NO_ROWS
 
 
 def _last(ends: np.ndarray, wanted: Sequence[int]) -> np.ndarray:

@@ -33,6 +33,7 @@ class ModelExecutor:
         grammars: what rows may be bound to; None = no grammars.
         proposer: who proposes drafts; None = nobody.
         mode: how they are verified, see `sampling.verify`.
+        score: classification head of rows that are pooled to a score, float32 [labels, d]; None = there is none.
     """
 
     def __init__(
@@ -45,10 +46,12 @@ class ModelExecutor:
         grammars: Grammars | None = None,
         proposer: Proposer | None = None,
         mode: str = "coupled",
+        score: np.ndarray | None = None,
     ) -> None:
         self._backend = backend
         self._adapters = adapters
         self._grammars = grammars
+        self._score = score
         self._limits = limits
         self._proposer = proposer
         self._mode = mode
@@ -138,6 +141,8 @@ class ModelExecutor:
             if work.id in self._without_adapter:
                 result.failed[work.id] = f"its adapter {self._rows.by_id[work.id].init.adapter} is not loaded"
         self._report_prompts(works, logits, last, result)
+        if any(work.pool for work in works):
+            self._pool(works, self._program.pooled, result)
         drawing = [number for number, work in enumerate(works) if work.sample and work.id not in result.failed]
         if len(drawing) < len(works):
             works = tuple([works[number] for number in drawing])
@@ -172,6 +177,26 @@ class ModelExecutor:
             count = self._sampler.state(rows[id].slot).fitting(proposal.tokens)
             if count:
                 result.drafts[id], result.odds[id] = proposal.tokens[:count], proposal.odds
+
+    def _pool(self, works: Sequence[Work], hidden: np.ndarray, result: StepResult) -> None:
+        """Hidden states to the rows they are of, which are laid out in this order."""
+        at = 0
+        for work in works:
+            row = self._rows.by_id[work.id]
+            if row.pool is None:
+                continue
+            count = len(row.pool.positions(work.start, work.count))
+            row.pool.take(hidden[at : at + count])
+            at += count
+            if work.start + work.count == row.init.prompt_len:
+                vector = row.pool.outcome()
+                if row.init.params.pooling == "score":
+                    assert self._score is not None, "admission saw to it"
+                    vector = self._score @ vector
+                if np.isfinite(vector).all():
+                    result.pooled[work.id] = vector.astype("<f4").tobytes()
+                else:
+                    result.failed[work.id] = "the model's hidden states are not finite; is the checkpoint damaged?"
 
     def _report_prompts(self, works: Sequence[Work], logits: AnyLogits, last: np.ndarray, result: StepResult) -> None:
         """Logprobs of the prompt tokens that follow the computed positions; the prompt's last one foretells none."""

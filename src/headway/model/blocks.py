@@ -23,13 +23,14 @@ def by_layer(weights: Weights, layers: int) -> Sequence[Weights]:
 def forward_pass(
     config: DecoderConfig, weights: Weights, block: Callable[[Ops, Tensor, Weights, int], Tensor]
 ) -> Forward:
-    """Embedding, layers, logits. block: (operations, x, the layer's weights, its number) -> x behind the layer."""
+    """Embedding, layers, last norm, logits. block: (operations, x, the layer's weights, its number) -> x behind it."""
     layers = by_layer(weights, config.layers)
 
     def forward(ops: Ops) -> Tensor:
         x = embed(ops, weights, config)
         for layer, w in enumerate(layers):
             x = block(ops, x, w, layer)
+        ops.pooled(norm(ops, ops.pool_rows(x), weights, "norm", config))
         return logits(ops, x, weights, config)
 
     return forward

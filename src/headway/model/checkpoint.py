@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from headway.core.errors import BadInput, ModelFileError, shown
 from headway.core.fields import Fields
+from headway.core.pooling import GENERATES, PoolingConfig
 from headway.model.gguf_parts import gguf_in, read_model
+from headway.model.pooling import pooling_config, split_score
 from headway.model.quantised import unpacked
 from headway.model.reading import MAX_JSON_BYTES, open_file, read_json
 from headway.model.safetensors import holds_safetensors, read_folder
@@ -31,7 +35,9 @@ class Checkpoint:
         gguf: whether it is a GGUF file.
         architecture: its family, as the file names it ("llama").
         config: config.json's fields, or the GGUF's metadata.
-        tensors: by their name in the file, still in the file.
+        tensors: by their name in the file, still in the file; as a model that generates has them.
+        score: matrix of the classification head [labels, d]; None = it has none.
+        pooling: what its files say of the vectors it makes of texts.
     """
 
     path: Path
@@ -39,6 +45,8 @@ class Checkpoint:
     architecture: str
     config: Fields
     tensors: dict[str, Weight]
+    score: Weight | None = None
+    pooling: PoolingConfig = GENERATES
 
     def shape(self, name: str) -> ModelShape:
         """The model as the planner knows it, built as from any config.json or GGUF.
@@ -95,10 +103,16 @@ def open_checkpoint(path: Path) -> Checkpoint:
         config, tensors = language_model(whole), unpacked(whole, read_folder(path))
         if config.where != whole.where:
             tensors = _of_language_model(tensors)
-        return Checkpoint(path, False, config.text("model_type"), config, tensors)
+        return _opened(path, False, config.text("model_type"), config, tensors)
     model = read_model(file)
     config = Fields(model.metadata, str(file), ModelFileError.of)
-    return Checkpoint(file, True, config.text("general.architecture"), config, model.tensors)
+    return _opened(file, True, config.text("general.architecture"), config, model.tensors)
+
+
+def _opened(path: Path, gguf: bool, architecture: str, config: Fields, tensors: Mapping[str, Weight]) -> Checkpoint:
+    config, rest, score, generates = split_score(config, tensors, gguf)
+    pooling = replace(pooling_config(path, config, architecture, gguf, score), generates=generates)
+    return Checkpoint(path, gguf, architecture, config, rest, score, pooling)
 
 
 # How wrappers of language model and encoders prefix the language model's tensors -> how it does itself.

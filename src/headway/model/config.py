@@ -107,7 +107,7 @@ _GGUF_KEYS = {
     "tensor_data_layout", "attention.value_length", "rope.freq_base", "rope.dimension_count", "rope.scaling.type",
     "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.finetuned", "rope.scale_linear",
     "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
-    "expert_count", "expert_used_count",
+    "expert_count", "expert_used_count", "pooling_type", "classifier.output_labels",
 }  # fmt: skip
 
 # Activation, as config.json calls it -> as operations do.

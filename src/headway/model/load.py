@@ -11,9 +11,11 @@ from importlib import import_module
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from headway.core.errors import BadInput, ModelFileError, shown
 from headway.core.fields import Fields
+from headway.core.pooling import GENERATES, PoolingConfig
 from headway.model.adapters import Adaptable, AdapterLimits, make_adaptable
 from headway.model.checkpoint import (
     Checkpoint,
@@ -27,7 +29,7 @@ from headway.model.family import Decoder
 from headway.model.gguf_parts import model_name
 from headway.model.source import Progress, resolve
 from headway.ops.protocol import Backend, Forward
-from headway.ops.weight import plus_one
+from headway.ops.weight import NOT_FINITE, plus_one
 from headway.shape.model import ByPart, ModelShape
 from headway.text.source import TokenizerSource
 
@@ -82,6 +84,7 @@ class ModelInfo:
         parameters: numbers in the tensors it computes with; a tied table counts once.
         weight_bytes: bytes of those tensors as stored.
         formats: storage format -> how many tensors have it.
+        pooling: what it makes of whole texts.
     """
 
     name: str
@@ -93,6 +96,7 @@ class ModelInfo:
     parameters: int
     weight_bytes: int
     formats: dict[str, int]
+    pooling: PoolingConfig = GENERATES
 
     @property
     def vocab_size(self) -> int:
@@ -112,12 +116,14 @@ class Model:
         shape: what it is made of and what it caches, in the bytes that weights and cache take on this backend.
         forward: its forward pass, for `backend.compile`.
         adaptable: where adapters are loaded; None = it takes none.
+        score: its classification head, float32 [labels, d]; None = it has none.
     """
 
     info: ModelInfo
     shape: ModelShape
     forward: Forward
     adaptable: Adaptable | None = None
+    score: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -174,8 +180,19 @@ class OpenModel:
             head_format=decoder.weights["embed" if decoder.config.tied else "head"].format,
         )
         if adapters is None:
-            return Model(info, held, decoder.build(prepared))
-        return Model(info, held, *make_adaptable(backend, decoder, prepared, adapters))
+            return Model(info, held, decoder.build(prepared), score=self._score())
+        return Model(info, held, *make_adaptable(backend, decoder, prepared, adapters), score=self._score())
+
+    def _score(self) -> np.ndarray | None:
+        head = self.checkpoint.score
+        if head is None:
+            return None
+        if head.shape[1] != self.decoder.config.hidden_size:
+            raise ModelFileError(f"tensor {head.name}: its shape {head.shape} does not fit the model")
+        numbers = np.require(head.dequantise(), np.float32, ["C", "A"])
+        if not np.isfinite(numbers).all():
+            raise ModelFileError(f"tensor {head.name}: {NOT_FINITE}")
+        return numbers
 
 
 def describe(
@@ -223,6 +240,7 @@ def open_model(
         parameters=sum(math.prod(weight.shape) for weight in weights),
         weight_bytes=sum(weight.bytes for weight in weights),
         formats=dict(Counter(weight.format for weight in weights)),
+        pooling=checkpoint.pooling,
     )
     return OpenModel(info, checkpoint, decoder)
 

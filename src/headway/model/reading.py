@@ -153,14 +153,18 @@ def parse_json_object(text: bytes, where: str) -> dict[str, Any]:
     Raises:
         ModelFileError: not JSON, not an object, too deeply nested, or a key given twice.
     """
-    try:
-        value = json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        problem = "is nested too deeply" if isinstance(error, RecursionError) else f"is not valid JSON: {error}"
-        raise ModelFileError(f"{where} {problem}") from None
+    value = _parsed(text, where)
     if not isinstance(value, dict):
         raise ModelFileError(f"{where} must be a JSON object, not {type(value).__name__}")
     return value
+
+
+def _parsed(text: bytes, where: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        problem = "is nested too deeply" if isinstance(error, RecursionError) else f"is not valid JSON: {error}"
+        raise ModelFileError(f"{where} {problem}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -169,6 +173,18 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ModelFileError: see `parse_json_object`; also a missing or oversized file.
     """
+    return parse_json_object(_json_text(path), f"{path}: the file")
+
+
+def read_json_objects(path: Path, most: int) -> list[dict[str, Any]]:
+    """The list of at most `most` objects in such a file. Errors as of `read_json`."""
+    value = _parsed(_json_text(path), f"{path}: the file")
+    if not isinstance(value, list) or len(value) > most or not all(isinstance(one, dict) for one in value):
+        raise ModelFileError(f"{path}: the file must be a list of at most {most} JSON objects")
+    return value
+
+
+def _json_text(path: Path) -> bytes:
     try:
         with open_file(path) as file:
             text = file.read(MAX_JSON_BYTES + 1)
@@ -176,7 +192,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(text) > MAX_JSON_BYTES:
         raise ModelFileError(f"{path}: larger than the {MAX_JSON_BYTES >> 20} MiB accepted for a JSON file")
-    return parse_json_object(text, f"{path}: the file")
+    return text
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 A family is one plain function `forward(ops) -> logits`. It sees handles (`Tensor`), never sizes or values:
 
-* every handle has a static feature width and one symbolic leading axis: the step's new tokens, or its logit rows;
+* every handle has a static feature width and one symbolic leading axis: the step's new tokens, its logit rows, or the
+  rows whose hidden states are wanted;
 * the family may not branch on a size or on a value, so the same calls are right for every step;
 * everything that changes from step to step is in one `StepBatch`, which the family never touches.
 
@@ -13,7 +14,7 @@ call (`native`), or capture them in a CUDA graph. Data-dependent work stays insi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +26,8 @@ from headway.shape.model import KVGroup
 
 Tensor = Any  # a handle: numpy array, recorded value number, device tensor
 Prepared = Any  # a weight in the form the backend computes with
+
+NO_ROWS = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class StepBatch:
         logit_index: int32 [logit_rows], which tokens' logits are wanted.
         adapter: int32 [rows], adapter number, 0 = none.
         known: int32 [rows], tokens of a row when it was begun, computed or not; None = kv_len.
+        pool_index: int32 [pooled rows], which tokens' hidden states are wanted.
     """
 
     ids: np.ndarray
@@ -102,6 +106,7 @@ class StepBatch:
     logit_index: np.ndarray
     adapter: np.ndarray
     known: np.ndarray | None = None
+    pool_index: np.ndarray = field(default_factory=lambda: NO_ROWS)
 
 
 class AdapterSlots(Protocol):
@@ -118,7 +123,8 @@ class AdapterSlots(Protocol):
 
 
 class Ops(Protocol):
-    """What a family may call. Leading axis T = new tokens of the step, R = logit rows; widths are static."""
+    """What a family may call. Leading axis T = new tokens of the step, R = logit rows, P = pooled rows; widths are
+    static."""
 
     def embed(self, table: Prepared, scale: float = 1.0, positions: Prepared | None = None) -> Tensor:
         """scale * rows of `table` [vocab, d] for the batch's ids (+ rows of `positions` [context, d]) -> [T, d]."""
@@ -243,6 +249,14 @@ class Ops(Protocol):
         """(x [R, d] @ head[vocab, d].T (+ bias)) * scale, softcapped if c > 0 -> float32 [R, vocab]."""
         ...
 
+    def pool_rows(self, x: Tensor) -> Tensor:
+        """Keep the tokens whose hidden states are wanted: [T, d] -> [P, d]."""
+        ...
+
+    def pooled(self, x: Tensor) -> None:
+        """Hand x [P, d] out: it is `Program.pooled` after the step. Called once, if at all."""
+        ...
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum over the tensor-parallel ranks; identity on one rank."""
         ...
@@ -262,6 +276,12 @@ class Program(Protocol):
     @property
     def experts(self) -> tuple[int, ...]:
         """How many experts the last step's rows were routed to, per `experts` operation; () without any."""
+        ...
+
+    @property
+    def pooled(self) -> np.ndarray:
+        """Hidden states of the last step's rows that are pooled, after the last norm -> float32 [pooled rows, d], valid
+        until the next step."""
         ...
 
     def run(self, batch: StepBatch) -> AnyLogits:

@@ -161,7 +161,7 @@ class RecordingOps:
 
     def __init__(self, layout: CacheLayout) -> None:
         self.calls: list[Call] = []
-        self.widths = {"tokens": 0, "rows": 0}  # the widest value on each axis
+        self.widths = {"tokens": 0, "rows": 0, "pooled": 0}  # the widest value on each axis
         self._layout = layout
 
     def embed(self, table: RecordedWeight, scale: float = 1.0, positions: RecordedWeight | None = None) -> Handle:
@@ -329,6 +329,14 @@ class RecordingOps:
     def logit_rows(self, x: Handle) -> Handle:
         _fit("logit_rows", x, "tokens", x._width)
         return self._record("rows", x._width, "logit_rows", x)
+
+    def pool_rows(self, x: Handle) -> Handle:
+        _fit("pool_rows", x, "tokens", x._width)
+        return self._record("pooled", x._width, "pool_rows", x)
+
+    def pooled(self, x: Handle) -> None:
+        _fit("pooled", x, "pooled", x._width)
+        self._record("pooled", x._width, "pooled", x)
 
     def logits(
         self,

@@ -136,6 +136,7 @@ class ReferenceProgram:
         self._forward = forward
         self._layout = layout
         self.experts: tuple[int, ...] = ()
+        self.pooled = np.zeros((0, 0), np.float32)
 
     def step_bytes(self, tokens: int, rows: int, logit_rows: int, cached: int, longest: int) -> int:
         """An operation's inputs, output and temporaries, all as wide as the widest. Attention copies the keys and
@@ -154,12 +155,12 @@ class ReferenceProgram:
         logits = self._forward(ops)
         if batch.adapter.any() and not ops.adapts:
             raise ValueError("a row's adapter is none of the program's")
-        self.experts = tuple(ops.touched)
+        self.experts, self.pooled = tuple(ops.touched), ops.hidden
         return summarise(logits)
 
 
 class ReferenceOps:
-    """The operations, for one step. T = new tokens, R = logit rows; see `Ops` for each contract."""
+    """The operations, for one step. T = new tokens, R = logit rows, P = pooled rows; see `Ops` for each contract."""
 
     def __init__(self, caches: dict[int, LayerCache], batch: StepBatch) -> None:
         self._caches = caches
@@ -167,6 +168,7 @@ class ReferenceOps:
         self._angles: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by id of a Rope, which outlives the step
         self.adapts = False  # rows may have adapters
         self.touched: list[int] = []  # experts with rows, per `experts` so far
+        self.hidden = np.zeros((0, 0), np.float32)  # what is handed out beside logits
 
     def embed(self, table: np.ndarray, scale: float = 1.0, positions: np.ndarray | None = None) -> np.ndarray:
         x = table[self._batch.ids] * np.float32(scale)
@@ -181,7 +183,7 @@ class ReferenceOps:
     def layer_norm(
         self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: float, parts: int = 1
     ) -> np.ndarray:
-        cut = x.reshape(len(x), parts, -1)
+        cut = x.reshape(len(x), parts, x.shape[1] // parts)
         cut = cut - cut.mean(axis=-1, keepdims=True)
         normed = cut / np.sqrt(np.square(cut).mean(axis=-1, keepdims=True) + np.float32(eps))
         out = normed * weight.reshape(-1, cut.shape[-1])
@@ -347,6 +349,12 @@ class ReferenceOps:
 
     def logit_rows(self, x: np.ndarray) -> np.ndarray:
         return x[self._batch.logit_index]
+
+    def pool_rows(self, x: np.ndarray) -> np.ndarray:
+        return x[self._batch.pool_index]
+
+    def pooled(self, x: np.ndarray) -> None:
+        self.hidden = x
 
     def logits(
         self,

@@ -63,7 +63,7 @@ class Admission:
             hit = parent.table.forkable(request.prompt_len - 1)
             if hit is not None:
                 return hit, True
-        if row.wants_prompt_logprobs:
+        if row.uncached:
             return self._state.cache.lookup((), ()), False
         return row.table.lookup(request.tokens), False
 
@@ -111,7 +111,7 @@ class Admission:
         had better not wait for them. It should if they are at least half of what it would compute otherwise, and if
         sharing is no slower than computing `alone` tokens a step.
         """
-        if row.wants_prompt_logprobs or not self._state.cache.reuse:
+        if row.uncached or not self._state.cache.reuse:
             return 0
         size, tokens = self._state.cache.block_size, row.request.tokens
         rest = len(tokens) - hit.length * size

@@ -42,7 +42,8 @@ def _advance(state: State, row: Row, work: Work, result: StepResult, now: int) -
         return (), failure
     if not work.sample:
         request.computed = work.start + work.count
-        return (), result.finish.get(work.id)
+        done = work.pool and request.computed == request.prompt_len
+        return (), Finish("stop") if done else result.finish.get(work.id)
     first = len(request.tokens) == request.prompt_len
     emitted, finish = accept(request, result.tokens[work.id])
     if first and state.log:

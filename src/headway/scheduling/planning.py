@@ -363,7 +363,8 @@ class Step:
                     request.adapter,
                 )
             )
-        sample = start + count >= len(request.tokens) + len(draft)
+        pool = request.params.pooling is not None
+        sample = not pool and start + count >= len(request.tokens) + len(draft)
         logits = 1 + len(draft) if sample else 0
         report = row.wants_prompt_logprobs and start >= row.reported
         if report:
@@ -371,7 +372,7 @@ class Step:
             self._prompt_logits -= count
             row.report(start + count)
         request.pending += count
-        self.work.append(Work(request.id, start, count, draft, blocks, logits, sample, report))
+        self.work.append(Work(request.id, start, count, draft, blocks, logits, sample, report, pool))
         self.rows.append(row)
         self.left -= count
         self._tokens += count

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from headway.cache.table import BlockTable
+from headway.core.pooling import WHOLE
 from headway.core.request import Request
 
 # A request whose blocks were taken back this often is not readmitted on hope: only when its worst case fits, and
@@ -72,6 +73,11 @@ class Row:
         )
         self.remaining: int | None = None
         self.overtaken = 0
+
+    @property
+    def uncached(self) -> bool:
+        """Nothing of its prompt may come from the cache: something is wanted of every position."""
+        return self.wants_prompt_logprobs or self.request.params.pooling in WHOLE
 
     @property
     def rank(self) -> tuple[bool, tuple[int, int, int]]:

@@ -354,13 +354,15 @@ class Scheduler:
         limits = self.limits
         if not request.tokens:
             raise Rejected(Reject.EMPTY_PROMPT, "prompt: it is empty; give at least one token")
-        if request.prompt_len >= min(request.max_len, limits.max_model_len):
+        pooled = request.params.pooling is not None  # computes its prompt, and no token after it
+        longest = limits.max_model_len + pooled
+        if request.prompt_len >= min(request.max_len, longest):
             raise Rejected(
                 Reject.CONTEXT_LENGTH,
-                f"prompt: {request.prompt_len} tokens leave no room to generate; "
+                f"prompt: {request.prompt_len} tokens {'are too many' if pooled else 'leave no room to generate'}; "
                 f"the context holds {limits.max_model_len}",
             )
-        if request.max_len > limits.max_model_len:
+        if request.max_len > longest:
             raise Rejected(
                 Reject.CONTEXT_LENGTH,
                 f"max_tokens: {request.prompt_len} prompt tokens and {request.max_len - request.prompt_len} to "

@@ -282,6 +282,7 @@ def _queued(row: Row, block_size: int, tenant: int) -> Queued:
         parent=request.parent,
         adapter=request.adapter,
         prompt_logprobs=request.params.prompt_logprobs is not None,
+        pooling=request.params.pooling or "",
         tenant=tenant,
         names=tuple(names),
     )

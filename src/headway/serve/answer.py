@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headway.serve.text import Text
 
 ENTRY_BYTES = 64  # of one log-probability in JSON, about
+NUMBER_BYTES = 24  # of one number of a vector
 MAX_ANSWER_BYTES = 64 << 20
 
 DEADLINE_HEADER = "x-request-timeout"
@@ -247,6 +248,12 @@ class Answer:
         return (echoed + self.completion_tokens) * (self.query.params.logprobs + 1)
 
     @property
+    def bytes_to_build(self) -> int:
+        """Of the answer so far, what takes time to write."""
+        numbers = sum(len(prompt.pooled) // 4 for prompt in self.prompts)
+        return self.logprob_entries * ENTRY_BYTES + numbers * NUMBER_BYTES
+
+    @property
     def cached_tokens(self) -> int:
         """Prompt tokens that came from the prefix cache."""
         return sum(prompt.cached for prompt in self.prompts)
@@ -280,6 +287,7 @@ class Answer:
             if output.choice == 0:
                 choice.prompt.cached = output.cached
             choice.prompt.logprobs += output.prompt_logprobs
+            choice.prompt.pooled = output.pooled
             if output.tokens:
                 self.completion_tokens += len(output.tokens)
                 self.first = self.first or output.at

@@ -24,6 +24,7 @@ class Prompt:
         hidden: the first id is a start token that is not part of `text`.
         logprobs: one entry per id from the second on, as they come, if asked for.
         cached: tokens that came from the prefix cache.
+        pooled: what the engine pooled of it, if that was asked for.
     """
 
     tokens: tuple[int, ...]
@@ -31,6 +32,7 @@ class Prompt:
     hidden: bool = False
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cached: int = 0
+    pooled: bytes = b""
 
 
 class Gain(msgspec.Struct, frozen=True, gc=False):

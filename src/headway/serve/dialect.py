@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from headway.cache.explain import Explanation
+from headway.core.errors import BadInput
 from headway.engine.ipc import Ready
 from headway.engine.messages import LoadAdapter, UnloadAdapter
 from headway.serve.errors import ApiError
@@ -137,6 +138,16 @@ class Dialect:
     endpoints: tuple[Endpoint, ...]
     error: Callable[[ApiError], Any]
     id_header: bytes = b""
+
+
+def priority_of(given: int | None, model: ModelHost) -> int:
+    """
+    Raises:
+        BadInput: the server has no classes of requests.
+    """
+    if given and not (model.ready and model.ready.priorities):
+        raise BadInput("priority", f"{given} needs a server with --policy priority; accepted here: 0")
+    return given or 0
 
 
 def known_fields(*names: str, base: type[msgspec.Struct] = msgspec.Struct) -> type[msgspec.Struct]:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from headway.core.errors import HeadwayError
 from headway.serve.admission import retry_after
-from headway.serve.answer import ENTRY_BYTES, Answer
+from headway.serve.answer import Answer
 from headway.serve.choice import Choice, Gain
 from headway.serve.errors import ApiError, from_headway
 from headway.serve.link import EngineLink, Inbox
@@ -153,7 +153,7 @@ class Generation:
 
     async def _built(self, build: Callable[[], T]) -> T:
         """What `build` makes of the answer so far, made in a thread where it is large."""
-        size = self._answer.logprob_entries * ENTRY_BYTES
+        size = self._answer.bytes_to_build
         return build() if size < PIECE_BYTES else await self._pool.run(size, build)
 
     async def _send(self, send: Send, data: bytes, last: bool = False) -> None:

@@ -46,12 +46,16 @@ class ModelText:
             )
             raise BadInput("--tool-parser", f"{tool_parser!r}: {problem}")
         self.longest_token = self._tokenizer.longest()
+        self.suffix: Sequence[int] = self._tokenizer.suffix
 
     def load(self) -> None:
         self._tokenizer.load()
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special=add_special)
+
+    def encode_whole(self, *texts: str) -> list[int]:
+        return self._tokenizer.encode_whole(*texts)
 
     def encode_chat(self, messages: Sequence[dict[str, Any]], ending: Ending, **options: Any) -> list[int]:
         if self._template is None:

@@ -30,12 +30,17 @@ class Text(Protocol):
     control_tokens: Mapping[str, int]  # tokens that are no text, by name
     template: str  # the chat template's source; "" = there is none
     tool_format: ToolFormat  # how the model calls tools
+    suffix: Sequence[int]  # ids behind a text that is complete
 
     def load(self) -> None:
         """Build now what long texts need; short ones can be encoded before. Other threads may stand still meanwhile."""
         ...
 
     def encode(self, text: str, add_special: bool = True) -> list[int]: ...
+
+    def encode_whole(self, *texts: str) -> list[int]:
+        """Of a text that is complete, or of two, as models read them that answer with a vector or a score."""
+        ...
 
     def encode_chat(self, messages: Sequence[dict[str, Any]], ending: Ending, **options: Any) -> list[int]:
         """The conversation as the model reads it, with `options` of `ChatTemplate.render`. Names of control tokens in
@@ -132,6 +137,41 @@ class PromptReader:
             return Prompt(tokens, prompt, hidden=not shown and not prompt.startswith(named))
         return Prompt(tokens, self.text.decode(tokens, skip_special=False))
 
+    def wholes(self, given: Sequence[str | list[int]], field: str, truncate: int | None = None) -> list[list[int]]:
+        """Ids of texts that are complete.
+
+        Args:
+            truncate: how many tokens of each count, its first ones; -1 = as many as the context holds, None = all.
+        """
+        return [
+            self._whole((one,) if isinstance(one, str) else one, f"{field}[{n}]" if len(given) > 1 else field, truncate)
+            for n, one in enumerate(given)
+        ]
+
+    def pair(self, query: str, document: str, field: str, truncate: int | None = None) -> list[int]:
+        """Ids of two texts that are to be compared. truncate: as of `wholes`."""
+        if all(role in self.text.template for role in ("query", "document")):
+            turns = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+            self._check_length(len(query) + len(document), field)
+            return self.text.encode_chat(turns, Ending.NATURAL)
+        return self._whole((query, document), field, truncate)
+
+    def _whole(self, given: tuple[str, ...] | list[int], field: str, truncate: int | None) -> list[int]:
+        if truncate is not None and truncate != -1 and truncate < 1:
+            raise BadInput("truncate_prompt_tokens", f"{truncate} is not a number of tokens above 0, or -1")
+        most = None if truncate is None else min(self.max_model_len, truncate % (1 << 62))
+        if not isinstance(given, tuple):
+            return given if most is None else given[:most]
+        if most is not None:
+            given = tuple(text[: most * self.text.longest_token] for text in given)
+        self._check_length(sum(map(len, given)), field)
+        tokens, end = self.text.encode_whole(*given), self.text.suffix
+        if not tokens:
+            raise ApiError(400, f"{field}: it holds no token", param=field, code="empty_prompt")
+        if most is None or len(tokens) <= most:
+            return tokens
+        return [*tokens[: most - len(end)], *end] if len(end) < most else tokens[:most]
+
     def text_tokens(self, text: str, add_special: bool = True, field: str = "prompt") -> tuple[int, ...]:
         self._check_length(len(text), field)
         return tuple(self.text.encode(text, add_special))
@@ -169,9 +209,11 @@ class PromptReader:
             ApiError: prompt and output do not fit into the context together.
         """
         context = min(self.max_model_len, query.max_context or self.max_model_len)
-        left = context - tokens
+        generates = query.params.pooling is None
+        left = context - tokens + (not generates)
         if left < 1:
-            problem = f"the prompt has {tokens} tokens; the context holds {context}, one of them for output"
+            what = ("the prompt", ", one of them for output") if generates else ("it", "")
+            problem = f"{what[0]} has {tokens} tokens; the context holds {context}{what[1]}"
             raise ApiError(400, f"{field}: {problem}", param=field, code="context_length_exceeded")
         if query.max_tokens is not None and query.max_tokens > left and not query.to_context:
             problem = (

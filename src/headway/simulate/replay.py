@@ -127,7 +127,12 @@ class Recording:
         return Request(
             queued.id,
             self.tokens[number][: queued.prompt_tokens],
-            SamplingParams(seed=0, min_tokens=queued.min_tokens, prompt_logprobs=0 if queued.prompt_logprobs else None),
+            SamplingParams(
+                seed=0,
+                min_tokens=queued.min_tokens,
+                prompt_logprobs=0 if queued.prompt_logprobs else None,
+                pooling=queued.pooling or None,
+            ),
             max_len=queued.max_len,
             arrival=queued.now,
             priority=queued.priority,

@@ -23,6 +23,8 @@ from headway.text.token_bytes import token_decoder
 
 _SHORT_TEXT = 2048  # characters, for which an excerpt of the vocabulary is made ...
 _SHORT_TEXTS = 1 << 14  # ... as long as they are no more than so many together
+RERANK = "tokenizer.chat_template.rerank"  # of a GGUF: a text around {query} and {document}
+_QUERY, _DOCUMENT = "\ue000", "\ue001"
 
 
 class Tokenizer:
@@ -32,6 +34,7 @@ class Tokenizer:
         source: what the checkpoint says about it.
         vocab_size: every id is below: rows of the model's embedding, without those at the end that stand for no token.
         prefix: ids put in front of a plain text: bos, if anything.
+        suffix: ids put behind a text that is complete.
         eos_ids: ids that end a generation, whichever of the checkpoint's files names them.
         special_ids: control tokens by their text, such as "<|im_end|>".
     """
@@ -61,7 +64,7 @@ class Tokenizer:
         else:
             decoder = msgspec.json.decode(gguf.decoder(self._header).__getstate__())
             added = gguf.added(self._header)
-        self.prefix = self._hf_prefix() if self._header is None else self._gguf_prefix(self._header)
+        self.prefix, self.suffix = self._hf_ends() if self._header is None else self._gguf_ends(self._header)
         unused = frozenset() if self._header is None else gguf.unused_ids(self._header)
         self.vocab_size = self._named(source.vocab_size, unused)
         if not self.vocab_size:
@@ -121,25 +124,36 @@ class Tokenizer:
             rows -= 1
         return rows
 
-    def _gguf_prefix(self, header: Header) -> list[int]:
+    def _gguf_ends(self, header: Header) -> tuple[list[int], list[int]]:
         bos, stated = self.source.bos_id, self.source.add_bos
-        return [bos] if bos is not None and (gguf.adds_bos(header) if stated is None else stated) else []
+        adds_eos = self.source.metadata.get("tokenizer.ggml.add_eos_token") is True
+        prefix = [bos] if bos is not None and (gguf.adds_bos(header) if stated is None else stated) else []
+        return prefix, list(self.source.eos_ids[:1]) if adds_eos else []
 
-    def _hf_prefix(self) -> list[int]:
-        """What the post-processor of tokenizer.json puts before a text; if that is nothing, bos where
-        tokenizer_config.json says `add_bos_token`. What it puts behind would end a text that is to be continued."""
+    def _hf_ends(self) -> tuple[list[int], list[int]]:
+        """What the post-processor of tokenizer.json puts before and behind a text; if that is nothing, bos and eos
+        where tokenizer_config.json says `add_bos_token`, `add_eos_token`."""
+        marked = self._probe("a")
+        before = [id for id, _ in itertools.takewhile(lambda pair: pair[1], marked)]
+        behind = [id for id, _ in itertools.takewhile(lambda pair: pair[1], reversed(marked))][::-1]
+        return before or self._stated_end("bos", self.source.bos_id), behind or self._stated_end("eos", None)
+
+    def _stated_end(self, which: str, known: int | None) -> list[int]:
+        if self.source.metadata.get(f"add_{which}_token") is not True:
+            return []
+        named = self.template_tokens().get(f"{which}_token")
+        id = known if named is None else self._read.token_to_id(named)
+        return [] if id is None else [id]
+
+    def _probe(self, text: str, pair: str | None = None) -> list[tuple[int, int]]:
+        """(id, whether the post-processor put it there) of a text, or of two."""
         try:
-            probe = self._read.encode("a")
+            probe = self._read.encode(text, pair)
         except BaseException as error:
             if not of_library(error):
                 raise
             raise ModelFileError(f"{self.source.tokenizer_json}: cannot encode ({_first_line(error)})") from None
-        added = list(itertools.takewhile(lambda pair: pair[1], zip(probe.ids, probe.special_tokens_mask, strict=True)))
-        if not added and self.source.metadata.get("add_bos_token") is True:
-            named = self.template_tokens().get("bos_token")
-            bos = self.source.bos_id if named is None else self._read.token_to_id(named)
-            return [] if bos is None else [bos]
-        return [id for id, _ in added]
+        return list(zip(probe.ids, probe.special_tokens_mask, strict=True))
 
     def _end_ids(self) -> tuple[int, ...]:
         """The source's, the `eos_token` of tokenizer_config.json, and those of a GGUF that their text tells."""
@@ -168,6 +182,22 @@ class Tokenizer:
         if add_special and (not self.prefix or ids[:1] != self.prefix[-1:]):
             ids = self.prefix + ids
         return self._embedded(ids)
+
+    def encode_whole(self, *texts: str) -> list[int]:
+        """Token ids of a text that is complete, as models read it that answer with a vector; or of two texts, in which
+        nothing is read as a control token, as models read them that answer with a score. Errors as of `encode`."""
+        if len(texts) == 1:
+            return self.encode(texts[0]) + self.suffix
+        template = self.source.metadata.get(RERANK)
+        if isinstance(template, str) and "{query}" in template and "{document}" in template:
+            text = template.replace("{query}", _QUERY, 1).replace("{document}", _DOCUMENT, 1)
+            return self.encode_around(text, dict(zip((_QUERY, _DOCUMENT), texts, strict=True)))
+        parts = [self.encode(text, add_special=False, allow_special=False) for text in texts]
+        if self._header is not None:
+            return [*self.prefix, *itertools.chain(*parts), *self.suffix]
+        inner = self._probe("a", "a")[len(self.prefix) :]
+        between = [id for id, added in inner[: len(inner) - len(self.suffix)] if added]
+        return [*self.prefix, *parts[0], *between, *parts[1], *self.suffix]
 
     def special_named(self, texts: Iterable[str]) -> list[str]:
         """The control tokens that any of `texts` names, the longest first."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from headway.ops.protocol import AdapterSlots, Prepared, Rope, StepBatch
 from headway.ops.routing import ClampedSwiGLU, Routing
 from headway.sampling.logits import Logits
@@ -21,17 +23,19 @@ class NativeProgram:
     """A recorded forward pass.
 
     Attributes:
+        pooled: as `Program.pooled`.
         seconds: of the last step, by kind of operation.
     """
 
     def __init__(self, program: Any) -> None:
         self._program = program
+        self.pooled = np.zeros((0, 0), np.float32)
 
     def step_bytes(self, tokens: int, rows: int, logit_rows: int, cached: int, longest: int) -> int:
         return self._program.step_bytes(tokens, rows, logit_rows, cached)
 
     def run(self, batch: StepBatch) -> Logits:
-        rows, peaks, logsumexp = self._program.run(
+        rows, peaks, logsumexp, self.pooled = self._program.run(
             batch.ids,
             batch.positions,
             batch.query_start,
@@ -40,6 +44,7 @@ class NativeProgram:
             [group.block_table for group in batch.groups],
             [group.slots for group in batch.groups],
             batch.adapter,
+            batch.pool_index,
         )
         return Logits(rows, peaks, logsumexp)
 
@@ -153,6 +158,12 @@ class NativeOps:
 
     def logit_rows(self, x: Value) -> Value:
         return Value(self._program.logit_rows(x.number))
+
+    def pool_rows(self, x: Value) -> Value:
+        return Value(self._program.pool_rows(x.number))
+
+    def pooled(self, x: Value) -> None:
+        self._program.pooled(x.number)
 
     def logits(
         self, x: Value, head: Prepared, scale: float = 1.0, softcap: float = 0.0, bias: Prepared | None = None

@@ -71,17 +71,19 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> unpack(const Matrix& m) {
 
 template <class T, int N>
 using Result = nb::ndarray<nb::numpy, T, nb::ndim<N>>;
-using Logits = std::tuple<Result<float, 2>, Result<float, 2>, Result<double, 1>>;  // rows, peaks, logsumexp
+// Rows, peaks and logsumexp of logits; hidden states of the rows that are pooled.
+using Logits = std::tuple<Result<float, 2>, Result<float, 2>, Result<double, 1>, Result<float, 2>>;
 
 Logits run(Program& program, Array<int32_t, 1> ids, Array<int32_t, 1> positions, Array<int32_t, 1> query_start,
            Array<int32_t, 1> known, Array<int32_t, 1> logit_index, std::vector<Array<int32_t, 2>> tables,
-           std::vector<Array<int64_t, 1>> slots, Array<int32_t, 1> adapter) {
+           std::vector<Array<int64_t, 1>> slots, Array<int32_t, 1> adapter, Array<int32_t, 1> pool_index) {
   if (positions.size() != ids.size()) throw std::invalid_argument("positions must be as many as ids");
   if (query_start.size() != known.size() + 1) throw std::invalid_argument("query_start must hold one more than known");
   if (adapter.size() != known.size()) throw std::invalid_argument("adapter must be as many as known");
   if (tables.size() != slots.size()) throw std::invalid_argument("block tables and slots must be as many");
-  BatchView batch{(int)ids.size(), (int)known.size(), (int)logit_index.size(), ids.data(), positions.data(),
-                  query_start.data(), known.data(), logit_index.data(), adapter.data(), {}};
+  BatchView batch{(int)ids.size(), (int)known.size(), (int)logit_index.size(), (int)pool_index.size(), ids.data(),
+                  positions.data(), query_start.data(), known.data(), logit_index.data(), pool_index.data(),
+                  adapter.data(), {}};
   for (size_t g = 0; g < tables.size(); ++g) {
     if (slots[g].size() != ids.size()) throw std::invalid_argument("slots must be as many as ids");
     if (tables[g].shape(0) != known.size()) throw std::invalid_argument("a block table must have a line per row");
@@ -96,7 +98,8 @@ Logits run(Program& program, Array<int32_t, 1> ids, Array<int32_t, 1> positions,
   const nb::object owner = nb::find(program);
   return {{const_cast<float*>(result.logits), {rows, vocab}, owner},
           {const_cast<float*>(result.peaks), {rows, tiles}, owner},
-          {const_cast<double*>(result.logsumexp), {rows}, owner}};
+          {const_cast<double*>(result.logsumexp), {rows}, owner},
+          {const_cast<float*>(program.pooled_floats()), {pool_index.size(), (size_t)program.pooled_width()}, owner}};
 }
 
 void draw_tokens(Engine& engine, Array<float, 2> rows, Array<float, 2> peaks, Array<double, 1> logsumexp,
@@ -304,6 +307,8 @@ NB_MODULE(_native, m) {
       .def("sigmoid_gate", &Program::sigmoid_gate)
       .def("latent_attention", &Program::latent_attention)
       .def("logit_rows", &Program::logit_rows)
+      .def("pool_rows", &Program::pool_rows)
+      .def("pooled", &Program::pooled)
       .def("logits", &Program::logits, "x"_a, "head"_a, "scale"_a, "softcap"_a, "bias"_a.none())
       .def("finish", &Program::finish)
       .def("step_bytes", &Program::step_bytes, "tokens"_a, "rows"_a, "logit_rows"_a, "cached"_a)

@@ -263,8 +263,9 @@ void GatherOp::run(Step& step, Worker& worker) const {
   const size_t width = step.values[x].width;
   const float* from = step.floats(x);
   float* to = step.floats(out);
-  step.share_runs(worker, step.batch.logit_rows, [&](int r) {
-    memcpy(to + r * width, from + step.batch.logit_index[r] * width, width * sizeof(float));
+  const int32_t* index = step.values[out].axis == LOGITS ? step.batch.logit_index : step.batch.pool_index;
+  step.share_runs(worker, step.rows(out), [&](int r) {
+    memcpy(to + r * width, from + index[r] * width, width * sizeof(float));
   });
 }
 

@@ -54,7 +54,7 @@ int AdapterOp::most_rank() const {
 
 int Program::add_low_rank(int y, int x, std::shared_ptr<const AdapterSlots> slots) {
   const Value &in = values_.at(x), &out = values_.at(y);
-  if (!in.per_token || !out.per_token) throw std::invalid_argument("add_low_rank: the input must have a row per token");
+  if (in.axis != TOKENS || out.axis != TOKENS) throw std::invalid_argument("add_low_rank: the input must have a row per token");
   if (in.width != slots->in || out.width != slots->out) throw std::invalid_argument("add_low_rank: the widths are not the layer's");
   auto* linear = dynamic_cast<LinearOp*>(ops_.at(out.producer).get());
   if (!linear || linear->x != x || out.forms != FLOATS) throw std::invalid_argument("add_low_rank: y is no linear layer of x");
@@ -74,14 +74,14 @@ int Program::add_low_rank(int y, int x, std::shared_ptr<const AdapterSlots> slot
 
 int Program::gated(int gate, int up, Activation activation) {
   const Value in = values_.at(gate), other = values_.at(up < 0 ? gate : up);
-  if (in.width != other.width || in.per_token != other.per_token) throw std::invalid_argument("gated: the shapes differ");
+  if (in.width != other.width || in.axis != other.axis) throw std::invalid_argument("gated: the shapes differ");
   use(gate, FLOATS);
   if (up >= 0) use(up, FLOATS);
   auto op = std::make_unique<GateOp>();
   op->gate = gate;
   op->up = up;
   op->activation = activation;
-  const int out = op->out = make(in.per_token, in.width);
+  const int out = op->out = make(in.axis, in.width);
   push(std::move(op), {gate, up});
   return out;
 }

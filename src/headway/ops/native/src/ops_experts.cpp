@@ -255,7 +255,7 @@ int Program::experts(int x, Weights router, Weights gate, Weights up, Weights do
            routing.active <= std::min(routing.kept_groups, routing.groups) * (count / routing.groups),
        "experts: more are active than there are to choose from");
   if (residual >= 0) {
-    need(values_.at(residual).width == in.width && values_[residual].per_token == in.per_token, "experts: the residual's shape is not the input's");
+    need(values_.at(residual).width == in.width && values_[residual].axis == in.axis, "experts: the residual's shape is not the input's");
     use(residual, FLOATS);
   }
   use(x, wanted(*gate) | wanted(*up));
@@ -277,7 +277,7 @@ int Program::experts(int x, Weights router, Weights gate, Weights up, Weights do
   first->activation = activation;
   first->alpha = alpha;
   first->limit = limit;
-  const int hidden = first->out = make(in.per_token, width, routing.active);
+  const int hidden = first->out = make(in.axis, width, routing.active);
   push(std::move(first), {x});
 
   use(hidden, wanted(*down));
@@ -285,7 +285,7 @@ int Program::experts(int x, Weights router, Weights gate, Weights up, Weights do
   second->x = hidden;
   second->down = down;
   second->bias = biases.down;
-  const int each = second->out = make(in.per_token, in.width, routing.active);
+  const int each = second->out = make(in.axis, in.width, routing.active);
   values_[each].forms = FLOATS;
   push(std::move(second), {hidden});
 
@@ -293,7 +293,7 @@ int Program::experts(int x, Weights router, Weights gate, Weights up, Weights do
   combine->x = each;
   combine->residual = residual;
   combine->active = routing.active;
-  const int out = combine->out = make(in.per_token, in.width);
+  const int out = combine->out = make(in.axis, in.width);
   values_[out].forms = FLOATS;
   push(std::move(combine), {each, residual});
   return out;
@@ -301,17 +301,17 @@ int Program::experts(int x, Weights router, Weights gate, Weights up, Weights do
 
 int Program::sigmoid_gate(int x, int gate, int residual) {
   const Value in = values_.at(x);
-  need(values_.at(gate).width == 1 && values_[gate].per_token == in.per_token, "sigmoid_gate: the gate is not one number per row");
+  need(values_.at(gate).width == 1 && values_[gate].axis == in.axis, "sigmoid_gate: the gate is not one number per row");
   for (int value : {x, gate, residual}) {
     if (value >= 0) use(value, FLOATS);
   }
-  need(residual < 0 || (values_[residual].width == in.width && values_[residual].per_token == in.per_token),
+  need(residual < 0 || (values_[residual].width == in.width && values_[residual].axis == in.axis),
        "sigmoid_gate: the residual's shape is not the input's");
   auto op = std::make_unique<SigmoidGateOp>();
   op->x = x;
   op->gate = gate;
   op->residual = residual;
-  const int out = op->out = make(in.per_token, in.width);
+  const int out = op->out = make(in.axis, in.width);
   values_[out].forms = FLOATS;
   push(std::move(op), {x, gate, residual});
   return out;

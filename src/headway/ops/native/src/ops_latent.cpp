@@ -62,8 +62,8 @@ int Program::latent_attention(int q, int latent, Vector norm, Weights key_up, We
   need(layout.latent && layout.heads == 1 && layout.value_width == rank && layout.key_width == turned,
        "latent_attention: the cache does not hold what is to be written");
   need(key_up->out == rank && value_up->in == rank && value_up->count == heads, "latent_attention: the projections do not fit");
-  need(values_.at(q).per_token && values_[q].width == heads * (key_up->in + turned), "latent_attention: q does not fit the heads");
-  need(values_.at(latent).per_token && values_[latent].width == rank + turned, "latent_attention: the latent is not as wide as the cache");
+  need(values_.at(q).axis == TOKENS && values_[q].width == heads * (key_up->in + turned), "latent_attention: q does not fit the heads");
+  need(values_.at(latent).axis == TOKENS && values_[latent].width == rank + turned, "latent_attention: the latent is not as wide as the cache");
   use(q, FLOATS);
   use(latent, FLOATS);
   const int angles = add_angles(rope);
@@ -81,8 +81,8 @@ int Program::latent_attention(int q, int latent, Vector norm, Weights key_up, We
   split->heads = heads;
   split->angles = angles;
   split->interleaved = rope.interleaved;
-  const int plain = split->out = make(true, key_up->in, heads);
-  const int wide = split->wide = make(true, heads * (rank + turned));
+  const int plain = split->out = make(TOKENS, key_up->in, heads);
+  const int wide = split->wide = make(TOKENS, heads * (rank + turned));
   values_[wide].forms = FLOATS;
   push(std::move(split), {q, angles});
   add_head_linear(plain, key_up, wide);
@@ -91,9 +91,9 @@ int Program::latent_attention(int q, int latent, Vector norm, Weights key_up, We
   auto rows = std::make_unique<HeadRowsOp>();
   rows->x = found;
   rows->heads = heads;
-  const int by_head = rows->out = make(true, rank, heads);
+  const int by_head = rows->out = make(TOKENS, rank, heads);
   push(std::move(rows), {found});
-  const int out = make(true, heads * value_up->out);
+  const int out = make(TOKENS, heads * value_up->out);
   values_[out].forms = FLOATS;
   add_head_linear(by_head, value_up, out);
   return out;

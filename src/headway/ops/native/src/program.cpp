@@ -72,9 +72,9 @@ void Step::convert(int value, int row, const float* x, int begin, int end, unsig
 
 // ---- building
 
-int Program::make(bool per_token, int width, int times) {
+int Program::make(Axis axis, int width, int times) {
   Value value;
-  value.per_token = per_token;
+  value.axis = axis;
   value.times = times;
   value.width = width;
   value.producer = (int)ops_.size();
@@ -117,7 +117,7 @@ int Program::embed(Weights table, float scale, Weights positions) {
   op->table = table;
   op->positions = positions;
   op->scale = scale;
-  const int out = op->out = make(true, table->in);
+  const int out = op->out = make(TOKENS, table->in);
   values_[out].forms = FLOATS;
   push(std::move(op), {});
   return out;
@@ -129,7 +129,7 @@ int Program::rms_norm(int x, Vector weight, float eps, int residual) {
   use(x, FLOATS);
   if (residual >= 0) {
     const Value& added = values_.at(residual);
-    need(added.width == in.width && added.per_token == in.per_token, "rms_norm: the residual's shape is not the input's");
+    need(added.width == in.width && added.axis == in.axis, "rms_norm: the residual's shape is not the input's");
     use(residual, FLOATS);
   }
   auto op = std::make_unique<NormOp>();
@@ -138,7 +138,7 @@ int Program::rms_norm(int x, Vector weight, float eps, int residual) {
   op->parts = in.width / weight->width();
   op->weight = weight;
   op->eps = eps;
-  const int out = op->out = make(in.per_token, in.width);
+  const int out = op->out = make(in.axis, in.width);
   push(std::move(op), {x, residual});
   return out;
 }
@@ -157,7 +157,7 @@ int Program::layer_norm(int x, Vector weight, Vector bias, float eps, int parts)
   op->weight = weight;
   op->bias = bias;
   op->eps = eps;
-  const int out = op->out = make(in.per_token, in.width);
+  const int out = op->out = make(in.axis, in.width);
   push(std::move(op), {x});
   return out;
 }
@@ -168,7 +168,7 @@ int Program::add_linear(int x, Weights weight, Vector bias, int residual, float 
   need(!bias || bias->width() == weight->out, "linear: the bias is not as long as the weight has outputs");
   if (residual >= 0) {
     const Value& added = values_.at(residual);
-    need(added.width == weight->out && added.per_token == in.per_token, "linear: the residual's shape is not the output's");
+    need(added.width == weight->out && added.axis == in.axis, "linear: the residual's shape is not the output's");
     use(residual, FLOATS);
   }
   use(x, wanted(*weight));
@@ -184,7 +184,7 @@ int Program::add_linear(int x, Weights weight, Vector bias, int residual, float 
     push(std::move(op), {});
     at = (int)ops_.size() - 1;
   }
-  const int out = make(in.per_token, weight->out);
+  const int out = make(in.axis, weight->out);
   values_[out].producer = at;
   values_[out].forms = FLOATS;
   values_[x].last_use = std::max(values_[x].last_use, at);
@@ -196,7 +196,7 @@ int Program::add_linear(int x, Weights weight, Vector bias, int residual, float 
 int Program::linear(int x, Weights weight, Vector bias, int residual) { return add_linear(x, weight, bias, residual, 0, 0); }
 
 int Program::logits(int x, Weights head, float scale, float softcap, Vector bias) {
-  need(!values_.at(x).per_token, "logits: the input must be logit rows");
+  need(values_.at(x).axis == LOGITS, "logits: the input must be logit rows");
   need(scale != 0, "logits: the scale must not be 0");
   return add_linear(x, head, bias, -1, scale, softcap);
 }
@@ -217,7 +217,7 @@ int Program::gated_mlp(int x, Weights gate, Weights up, Weights down, Activation
   op->gate_bias = gate_bias;
   op->up_bias = up_bias;
   op->activation = activation;
-  const int hidden = op->out = make(in.per_token, gate->out);
+  const int hidden = op->out = make(in.axis, gate->out);
   push(std::move(op), {x});
   return add_linear(hidden, down, down_bias, residual, 0, 0);
 }
@@ -234,7 +234,7 @@ int Program::add_angles(const RopeTable& rope) {
   }
   auto op = std::make_unique<AnglesOp>();
   op->rope = rope;
-  const int angles = op->out = make(true, 2 * (int)rope.inv_freq.size());
+  const int angles = op->out = make(TOKENS, 2 * (int)rope.inv_freq.size());
   values_[angles].forms = FLOATS;
   push(std::move(op), {});
   ropes_.push_back(angles);
@@ -245,7 +245,7 @@ int Program::rope_and_cache(int q, int k, int v, int layer, const RopeTable& rop
   const CacheGroup& group = engine_->groups[engine_->find(layer).first];
   const GroupLayout& layout = group.layout;
   for (int x : {q, k, v}) {
-    need(values_.at(x).per_token, "rope_and_cache: the inputs must have a row per token");
+    need(values_.at(x).axis == TOKENS, "rope_and_cache: the inputs must have a row per token");
     use(x, FLOATS);
   }
   need(values_[k].width == layout.heads * layout.key_width, "rope_and_cache: k is not as wide as the cache's keys");
@@ -260,7 +260,7 @@ int Program::rope_and_cache(int q, int k, int v, int layer, const RopeTable& rop
   op->angles = angles;
   op->layer = layer;
   op->interleaved = rope.interleaved;
-  const int out = op->out = make(true, values_[q].width);
+  const int out = op->out = make(TOKENS, values_[q].width);
   values_[out].forms = FLOATS;
   push(std::move(op), {q, k, v, angles});
   return out;
@@ -268,7 +268,7 @@ int Program::rope_and_cache(int q, int k, int v, int layer, const RopeTable& rop
 
 int Program::attention(int q, int layer, float scale, float softcap, Vector sinks) {
   const GroupLayout& layout = engine_->groups[engine_->find(layer).first].layout;
-  need(values_.at(q).per_token, "attention: the queries must have a row per token");
+  need(values_.at(q).axis == TOKENS, "attention: the queries must have a row per token");
   need(values_[q].width % (layout.heads * layout.query_width()) == 0, "attention: q is not a whole number of heads per group");
   need(!sinks || sinks->width() == values_[q].width / layout.query_width(), "attention: sinks are not as many as query heads");
   use(q, FLOATS);
@@ -278,26 +278,36 @@ int Program::attention(int q, int layer, float scale, float softcap, Vector sink
   op->scale = scale;
   op->softcap = softcap;
   op->sinks = sinks;
-  const int out = op->out = make(true, values_[q].width / layout.query_width() * layout.value_width);
+  const int out = op->out = make(TOKENS, values_[q].width / layout.query_width() * layout.value_width);
   values_[out].forms = FLOATS;
   push(std::move(op), {q});
   return out;
 }
 
-int Program::logit_rows(int x) {
-  need(values_.at(x).per_token, "logit_rows: the input must have a row per token");
+int Program::logit_rows(int x) { return gather(x, LOGITS); }
+
+int Program::pool_rows(int x) { return gather(x, POOLED); }
+
+int Program::gather(int x, Axis axis) {
+  need(values_.at(x).axis == TOKENS, "logit_rows, pool_rows: the input must have a row per token");
   use(x, FLOATS);
   auto op = std::make_unique<GatherOp>();
   op->x = x;
-  const int out = op->out = make(false, values_[x].width);
+  const int out = op->out = make(axis, values_[x].width);
   values_[out].forms = FLOATS;
   push(std::move(op), {x});
   return out;
 }
 
+void Program::pooled(int x) {
+  need(values_.at(x).axis == POOLED && pooled_ < 0, "pooled: one value, made of pool_rows");
+  use(x, FLOATS);
+  pooled_ = x;
+}
+
 // Values get buffers of their width; a buffer is free again after the operation that last read its value.
 void Program::finish(int result) {
-  need(!values_.at(result).per_token, "the result must be logit rows");
+  need(values_.at(result).axis == LOGITS, "the result must be logit rows");
   use(result, FLOATS);
   result_ = result;
   auto summary = std::make_unique<SummaryOp>();
@@ -309,6 +319,7 @@ void Program::finish(int result) {
   }
   push(std::move(summary), {result});
   values_[result].last_use = (int)ops_.size();
+  if (pooled_ >= 0) values_[pooled_].last_use = (int)ops_.size();
   std::vector<int> free;
   for (int op = 0; op < (int)ops_.size(); ++op) {
     for (Value& value : values_) {
@@ -344,6 +355,11 @@ void Program::check(const BatchView& batch) const {
   for (int r = 0; r < batch.rows; ++r) need(batch.adapter[r] >= 0 && batch.adapter[r] <= adapters_, "a row's adapter is none of the program's");
   for (int r = 0; r < batch.logit_rows; ++r) {
     need(batch.logit_index[r] >= 0 && batch.logit_index[r] < batch.tokens, "logit_index points outside the tokens");
+  }
+  need(batch.pooled_rows == 0 || pooled_ >= 0, "the program pools nothing");
+  need(batch.pooled_rows <= batch.tokens, "more rows are pooled than there are tokens");
+  for (int r = 0; r < batch.pooled_rows; ++r) {
+    need(batch.pool_index[r] >= 0 && batch.pool_index[r] < batch.tokens, "pool_index points outside the tokens");
   }
   for (size_t g = 0; g < batch.groups.size(); ++g) {
     const GroupLayout& layout = engine_->groups[g].layout;
@@ -399,7 +415,7 @@ size_t Program::step_bytes(int tokens, int rows, int logit_rows, int64_t cached)
   std::vector<int> most(buffers_.size(), 0);
   size_t scratch = LINEAR_SCRATCH, partials = 0;
   for (const Value& value : values_) {
-    most[value.buffer] = std::max(most[value.buffer], value.times * (value.per_token ? tokens : logit_rows));
+    most[value.buffer] = std::max(most[value.buffer], value.times * (value.axis == LOGITS ? logit_rows : tokens));
     scratch = std::max(scratch, value.width * sizeof(float));
   }
   size_t all = LogitSummary::bytes(logit_rows, result_width());

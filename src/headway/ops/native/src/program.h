@@ -82,9 +82,12 @@ class Engine {
 enum Form : unsigned { FLOATS = 1, BF16 = 2 };  // and one flag per group of integers: 4, 8, 16, 32
 HW_INLINE unsigned integers(int group) { return group / 4; }
 
+// What a value has rows for: tokens of the step, those whose logits are wanted, those whose hidden states are.
+enum Axis { TOKENS, LOGITS, POOLED };
+
 struct Value {
-  bool per_token;  // else per logit row
-  int times;       // rows for each of those
+  Axis axis;
+  int times;  // rows for each of those
   int width;
   unsigned forms = 0;
   int buffer = -1;
@@ -92,14 +95,16 @@ struct Value {
 };
 
 struct BatchView {  // mirrors StepBatch; all arrays outlive the step
-  int tokens, rows, logit_rows;
-  const int32_t *ids, *positions, *query_start, *known, *logit_index, *adapter;
+  int tokens, rows, logit_rows, pooled_rows;
+  const int32_t *ids, *positions, *query_start, *known, *logit_index, *pool_index, *adapter;
   struct Group {
     const int32_t* table;  // [rows][max_blocks]
     int max_blocks;
     const int64_t* slots;  // [tokens]
   };
   std::vector<Group> groups;
+
+  int along(Axis axis) const { return axis == TOKENS ? tokens : axis == LOGITS ? logit_rows : pooled_rows; }
 };
 
 // A share of attention: some queries and key/value heads of a row, over all they see or over one range of it.
@@ -188,7 +193,7 @@ struct Step {
   Routed* routed;  // of the last router
   int* touched;    // experts with rows, per router
 
-  int rows(int value) const { return values[value].times * (values[value].per_token ? batch.tokens : batch.logit_rows); }
+  int rows(int value) const { return values[value].times * batch.along(values[value].axis); }
   float* floats(int value) const { return buffers[values[value].buffer].floats.as<float>(); }
   Activations activations(int value, int group = 0) const;  // group: of the integer form; 0 = none
   // Make the other forms of inputs [begin, end) of a row out of floats x, which start at begin (multiple of 128).
@@ -256,6 +261,8 @@ class Program {
   int latent_attention(int q, int latent, Vector norm, Weights key_up, Weights value_up, int layer, float scale,
                        const RopeTable& rope, float eps);
   int logit_rows(int x);
+  int pool_rows(int x);
+  void pooled(int x);  // x, of pool_rows, is kept to the end of the step
   int logits(int x, Weights head, float scale, float softcap, Vector bias);
   void finish(int result);
 
@@ -264,6 +271,9 @@ class Program {
   // Bytes that a step of such a size takes at most, besides weights and cache. cached: tokens that its rows see in all.
   size_t step_bytes(int tokens, int rows, int logit_rows, int64_t cached) const;
   int result_width() const { return values_.at(result_).width; }
+  // What the last step made of the rows that are pooled: [rows][width], valid until the next.
+  const float* pooled_floats() const { return pooled_ < 0 ? nullptr : buffers_[values_[pooled_].buffer].floats.as<float>(); }
+  int pooled_width() const { return pooled_ < 0 ? 0 : values_[pooled_].width; }
   int value_width(int value) const { return values_.at(value).width; }
   // Seconds of the last step by kind of operation, as the first thread saw them.
   const std::vector<std::pair<std::string, double>>& seconds() const { return seconds_; }
@@ -271,7 +281,8 @@ class Program {
   const std::vector<int>& touched() const { return touched_; }
 
  private:
-  int make(bool per_token, int width, int times = 1);
+  int make(Axis axis, int width, int times = 1);
+  int gather(int x, Axis axis);
   void push(std::unique_ptr<Op> op, std::vector<int> uses);
   void use(int value, unsigned forms);
   unsigned wanted(const Matrix& m) const;
@@ -295,7 +306,7 @@ class Program {
   std::unique_ptr<Routed> slots_;
   std::vector<int> touched_;
   int vocab_ = 0, most_positions_ = INT_MAX;
-  int result_ = -1;
+  int result_ = -1, pooled_ = -1;  // values
   std::vector<Buffer> scratch_;  // per worker
   Buffer partials_;
   LogitSummary summary_;

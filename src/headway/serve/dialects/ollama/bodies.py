@@ -140,6 +140,26 @@ class OllamaGenerateRequest(_Body, forbid_unknown_fields=True, kw_only=True):
         return [*system, conversation.Message("user", self.prompt or "")]
 
 
+class OllamaEmbedRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /api/embed. `truncate`: what the context does not hold is left out, not refused; that is the default."""
+
+    model: str | None = None
+    input: str | list[str | int | list[int]] | None = None  # token ids are accepted too
+    truncate: bool | None = None
+    dimensions: int | None = None
+    options: Options | None = None
+    keep_alive: Any = None
+
+
+class OllamaEmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /api/embeddings, as that was called before."""
+
+    model: str | None = None
+    prompt: str | None = None
+    options: Options | None = None
+    keep_alive: Any = None
+
+
 class OllamaShowRequest(msgspec.Struct, kw_only=True):
     """POST /api/show; `name` is what `model` was called once."""
 

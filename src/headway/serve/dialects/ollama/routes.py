@@ -10,22 +10,28 @@ import msgspec
 from msgspec.structs import replace
 
 import headway
-from headway.serve.answer import Query
+from headway.core.pooling import GENERATES
+from headway.engine.machine import wall_clock
+from headway.serve.answer import Answer, Query
 from headway.serve.dialect import Endpoint, Host, ModelHost, refuse
 from headway.serve.dialects.ollama.bodies import (
     REFUSED,
     REFUSED_OPTIONS,
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaShowRequest,
     Options,
     max_tokens,
     sampling_params,
 )
-from headway.serve.dialects.ollama.format import LineFormat
+from headway.serve.dialects.ollama.format import PS_PER_NS, LineFormat
 from headway.serve.encode import timestamp
+from headway.serve.pooled import Vectors, WholeFormat, asked, inputs, query
 from headway.serve.structured import named_or_schema
 from headway.serve.tools import tools_of
+from headway.text.thinking import HARMONY, MARKS
 
 LINES = "application/x-ndjson"
 FOREVER = 100 * 365 * 86400  # seconds
@@ -68,9 +74,50 @@ def _common(body: OllamaChatRequest | OllamaGenerateRequest, host: Host, chat: b
     }
 
 
+def embed(body: OllamaEmbedRequest, host: Host) -> Query | dict[str, Any]:
+    if not body.input:
+        return {"model": _found(host, body.model)[0].name, "embeddings": []}
+    model, adapter, config, pooling = asked(host, _untagged(body.model))
+    _refuse_options(body.options)
+    vectors = Vectors(model, config, body.dimensions)
+    prompts = model.reader.wholes(inputs(body.input, "input"), "input", None if body.truncate is False else -1)
+    make = partial(WholeFormat, partial(_embedded, vectors))
+    return query(model, adapter, pooling, prompts, "input", make, "ollama-")
+
+
+def embeddings(body: OllamaEmbeddingsRequest, host: Host) -> Query | dict[str, Any]:
+    if not body.prompt:
+        return {"embedding": []}
+    model, adapter, config, pooling = asked(host, _untagged(body.model))
+    _refuse_options(body.options)
+    vectors = Vectors(model, config, None)
+    prompts = model.reader.wholes([body.prompt], "prompt", -1)
+    make = partial(WholeFormat, lambda answer: {"embedding": vectors.of(answer)[0].tolist()})
+    return query(model, adapter, pooling, prompts, "prompt", make, "ollama-")
+
+
+def _refuse_options(options: Options | None) -> None:
+    if options is not None:
+        refuse(options, REFUSED_OPTIONS, "options.")
+
+
+def _embedded(vectors: Vectors, answer: Answer) -> dict[str, Any]:
+    return {
+        "model": answer.model,
+        "embeddings": [one.tolist() for one in vectors.of(answer)],
+        "total_duration": max(wall_clock().now() - answer.arrival, 0) // PS_PER_NS,
+        "load_duration": max((answer.admitted or answer.arrival) - answer.arrival, 0) // PS_PER_NS,
+        "prompt_eval_count": answer.prompt_tokens,
+    }
+
+
+def _untagged(name: str | None) -> str | None:
+    return name and name.removesuffix(":latest")
+
+
 def _found(host: Host, name: str | None) -> tuple[ModelHost, str]:
     """The model and adapter of a name, with or without Ollama's tag; None where there is one model."""
-    return host.find(name and name.removesuffix(":latest"))
+    return host.find(_untagged(name))
 
 
 def _loaded(name: str, content: dict[str, Any]) -> dict[str, Any]:
@@ -109,8 +156,20 @@ def show(body: OllamaShowRequest, host: Host) -> dict[str, Any]:
     about = _listed(host, model, adapter)
     return {
         "modelfile": "", "parameters": "", "template": "", "details": about["details"], "model_info": info,
-        "capabilities": ["completion"], "modified_at": about["modified_at"],
+        "capabilities": _capabilities(model), "modified_at": about["modified_at"],
     }  # fmt: skip
+
+
+def _capabilities(model: ModelHost) -> list[str]:
+    """What it was made for."""
+    pooling, template = model.ready.pooling if model.ready else GENERATES, model.reader.text.template
+    has = {
+        "completion": pooling.generates and not pooling.embeds,
+        "tools": pooling.generates and "tools" in template,
+        "thinking": pooling.generates and (MARKS[0] in template or HARMONY in template),
+        "embedding": pooling.embeds or not (pooling.generates or pooling.labels),
+    }
+    return [name for name, true in has.items() if true]
 
 
 def _listed(host: Host, model: ModelHost, adapter: str) -> dict[str, Any]:
@@ -142,6 +201,8 @@ def version(parameters: dict[str, str], host: Host) -> dict[str, Any]:
 ENDPOINTS = (
     Endpoint("/api/chat", "Answer a conversation, as Ollama does.", chat, OllamaChatRequest, LINES),
     Endpoint("/api/generate", "Answer or continue a prompt, as Ollama does.", generate, OllamaGenerateRequest, LINES),
+    Endpoint("/api/embed", "Vectors of texts, as Ollama makes them.", embed, OllamaEmbedRequest),
+    Endpoint("/api/embeddings", "The same of one text.", embeddings, OllamaEmbeddingsRequest),
     Endpoint("/api/tags", "The models this server has, as Ollama lists them.", tags),
     Endpoint("/api/ps", "The models that are loaded, as Ollama lists them.", ps),
     Endpoint("/api/show", "About a model, as Ollama tells it.", show, OllamaShowRequest),

@@ -13,7 +13,7 @@ from headway.core.errors import BadInput, shown
 from headway.engine.messages import LoadAdapter, UnloadAdapter
 from headway.serve.answer import Query
 from headway.serve.conversation import effort
-from headway.serve.dialect import AdapterChange, Endpoint, Host, ModelHost, refuse
+from headway.serve.dialect import AdapterChange, Endpoint, Host, ModelHost, priority_of, refuse
 from headway.serve.dialects.openai.bodies import (
     MAX_ROWS,
     ChatRequest,
@@ -71,9 +71,7 @@ def _common(body: Sampling, host: Host) -> tuple[ModelHost, dict[str, Any]]:
     params = sampling_params(body, model.reader.text.vocab_size, model.reader.default_params)
     if body.bad_words:
         params = msgspec.structs.replace(params, bad_token_ids=bad_token_ids(body.bad_words, model.reader.text.encode))
-    priority = body.priority or 0
-    if priority and not (model.ready and model.ready.priorities):
-        raise BadInput("priority", f"{priority} needs a server with --policy priority; accepted here: 0")
+    priority = priority_of(body.priority, model)
     return model, {
         "model": model.name, "adapter": adapter, "params": params, "max_tokens": body.limit(), "stream": body.streams,
         "priority": priority, "truncate": body.truncate_prompt_tokens, "grammar_field": body.grammar()[1],
