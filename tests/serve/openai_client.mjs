@@ -23,6 +23,7 @@ found.response = (await client.responses.create({ model, input: "say:ok" })).out
 const events = [];
 for await (const event of await client.responses.create({ model, input: "say:ok", stream: true })) events.push(event.type);
 found.events = [events[0], events.at(-1)];
+found.vector = (await client.embeddings.create({ model, input: ["abc"] })).data[0].embedding;
 found.models = (await client.models.list()).data.map((one) => one.id);
 try {
   await client.chat.completions.create({ model: "other", messages });

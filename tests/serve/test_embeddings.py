@@ -101,7 +101,7 @@ def test_embeddings_are_billed_counted_and_leave_nothing(tiny: Server) -> None:
     before = tiny.wait_idle()
     answer = tiny.post("/v1/embeddings", {"input": ["one text", "two"]}, headers={"x-headway-receipt": "1"})
     receipt = answer.json()["usage"]["receipt"]
-    assert receipt["prefill_seconds"] > 0 and not receipt["decode_seconds"]
+    assert receipt["prefill_ms"] > 0 and not receipt["decode_ms"]
     after = tiny.wait_idle()
     gained = {name: value - before.get(name, 0) for name, value in after.items() if value != before.get(name, 0)}
     assert any("finished" in name or "success" in name for name in gained), gained

@@ -37,6 +37,7 @@ def test_it_talks_streams_and_leaves(package: Path, server: Server) -> None:
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     assert found["whole"] == found["streamed"] == found["helper"] == "Hällo 🙂"
+    assert found["vector"] == pytest.approx([x / (3**2 + 97**2 + 99**2) ** 0.5 for x in (3, 97, 99)])
     assert found["tokens"] == len("Hällo 🙂".encode()) and found["usage"] > found["tokens"]
     assert (found["completion"], found["response"]) == ("abc", "ok")
     assert found["events"] == ["response.created", "response.completed"]

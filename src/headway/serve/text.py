@@ -159,7 +159,8 @@ class PromptReader:
     def _whole(self, given: tuple[str, ...] | list[int], field: str, truncate: int | None) -> list[int]:
         if truncate is not None and truncate != -1 and truncate < 1:
             raise BadInput("truncate_prompt_tokens", f"{truncate} is not a number of tokens above 0, or -1")
-        most = None if truncate is None else min(self.max_model_len, truncate % (1 << 62))
+        longest = self.max_model_len
+        most = None if truncate is None else longest if truncate == -1 else min(truncate, longest)
         if not isinstance(given, tuple):
             return given if most is None else given[:most]
         if most is not None:
