@@ -80,7 +80,7 @@ def test_results_go_back_to_the_model(sdk: openai.OpenAI) -> None:
     ("fields", "param"),
     [
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_regex": "[a-z]+"}, "guided_regex"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"not": {}}}}], "tool_choice": "required"},
          "tools"),
     ],
@@ -90,6 +90,26 @@ def test_what_cannot_be_called_is_refused(tiny: Server, fields: dict[str, Any], 
     answer = tiny.post("/v1/chat/completions", {"model": "tiny", "messages": USER, "tools": TOOLS, **fields})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"].startswith(param), answer.text
+
+
+def test_an_answer_is_calls_or_follows_its_schema(sdk: openai.OpenAI) -> None:
+    """Whatever a model of random weights draws: one or the other, whole."""
+    schema = {"type": "object", "properties": {"sum": {"type": "integer", "maximum": 9}}, "required": ["sum"]}
+    named = {"name": "sum", "schema": {**schema, "additionalProperties": False}}
+    wanted: Any = {"type": "json_schema", "json_schema": named}
+    answer = sdk.chat.completions.create(
+        model="tiny", messages=USER, tools=TOOLS, response_format=wanted, n=12, seed=1, max_tokens=150
+    )
+    kinds = set()
+    for choice in answer.choices:
+        kinds.add(choice.finish_reason)
+        if choice.finish_reason == "tool_calls":
+            assert all(
+                isinstance(json.loads(call.function.arguments), dict) for call in choice.message.tool_calls or ()
+            )
+        elif choice.finish_reason == "stop":
+            assert json.loads(choice.message.content or "").keys() == {"sum"}
+    assert kinds & {"stop", "tool_calls"}, kinds
 
 
 def test_reasoning_is_told_apart_and_bounded(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -31,6 +31,7 @@ def chain(length: int) -> dict[str, Any]:
         Grammar.json_object(),
         Grammar.json_schema(True),
         Grammar.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}}),
+        Grammar.json_schema({"type": "array", "items": {"const": {"uniqueItems": False}}, "uniqueItems": False}),
         Grammar.regex("[a-z]+|"),
         Grammar.choice(["a", 'é "quoted"\n', "a longer one"]),
         Grammar.ebnf('start: "a" b\nb: /[0-9]+/'),

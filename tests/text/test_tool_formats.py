@@ -13,7 +13,16 @@ from llguidance import LLMatcher, LLTokenizer
 from headway.core.errors import BadInput
 from headway.text.grammar_worker import ByteVocabulary
 from headway.text.parts import CallArguments, CallBegun, Part, Said
-from headway.text.tool_formats import FORMATS, ToolFormat, calls_grammar, forced_reader, format_of, free_grammar, named
+from headway.text.tool_formats import (
+    FORMATS,
+    ToolFormat,
+    calls_grammar,
+    calls_or_schema,
+    forced_reader,
+    format_of,
+    free_grammar,
+    named,
+)
 
 CONTROL = {
     name: 10 + number
@@ -42,6 +51,13 @@ TOOLS = [
     Tool("now", {"type": "object", "properties": {}, "additionalProperties": False}),
 ]  # fmt: skip
 WEATHER, NOW = '{"city": "Zürich", "days": 3}', "{}"
+# How a format says something, and says something before it calls, where that is not plain text.
+SAYING = {
+    "harmony": (
+        "<|channel|>final<|message|>Hello.", "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant",
+    ),
+    "llama": ("Hello.\n", ""),
+}  # fmt: skip
 FORMAT = pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 
 
@@ -96,12 +112,12 @@ def test_schemas_and_names_are_followed(format: ToolFormat) -> None:
 def test_a_free_text_may_call_in_no_other_way(format: ToolFormat) -> None:
     grammar = free_grammar(format, TOOLS, CONTROL)
     if grammar is None:
-        assert not format.trigger
+        assert format.name in ("pythonic", "gemma")
         return
-    call = written(format, ("weather", WEATHER))
-    assert follows(grammar.source, "Hello.\n") and follows(grammar.source, call)
-    assert follows(grammar.source, f"Let me see. {call}")
-    assert not follows(grammar.source, f"Hm. {written(format, ('weather', NOW))}")
+    call, before = written(format, ("weather", WEATHER)), SAYING.get(format.name, ("", "Let me see. "))[1]
+    assert follows(grammar.source, SAYING.get(format.name, ("Hello.\n", ""))[0]) and follows(grammar.source, call)
+    assert follows(grammar.source, before + call)
+    assert not follows(grammar.source, before + written(format, ("weather", NOW)))
 
 
 @pytest.mark.parametrize(
@@ -123,8 +139,32 @@ def test_a_format_has_a_name() -> None:
 def test_one_call_at_most_where_they_may_not_be_parallel(format: ToolFormat) -> None:
     grammar = free_grammar(format, TOOLS, CONTROL, parallel=False)
     if grammar is None:
-        assert not format.trigger
         return
     call, two = written(format, ("weather", WEATHER)), written(format, ("weather", WEATHER), ("weather", WEATHER))
-    assert follows(grammar.source, "Hello.\n") and follows(grammar.source, f"Let me see. {call}")
+    said, before = SAYING.get(format.name, ("Hello.\n", "Let me see. "))
+    assert follows(grammar.source, said) and follows(grammar.source, before + call)
     assert not follows(grammar.source, two)
+
+
+@FORMAT
+def test_calls_or_an_answer_by_a_schema(format: ToolFormat) -> None:
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+    grammar = calls_or_schema(format, TOOLS, CONTROL, schema, parallel=True).source
+    before = "<|channel|>final<|message|>" if format.name == "harmony" else ""
+    answer = before + '{"sum": 3}'
+    assert follows(grammar, answer) and follows(grammar, written(format, ("weather", WEATHER), ("now", NOW)))
+    assert not follows(grammar, before + '{"sum": "3"}') and not follows(grammar, before + "Three.")
+    assert not follows(grammar, written(format, ("weather", NOW)))
+    assert [part for part in read(format, answer) if isinstance(part, CallBegun)] == []
+    said = "".join(part.text for part in read(format, answer) if isinstance(part, Said))
+    assert said.strip() == '{"sum": 3}'
+
+
+def test_a_text_that_begins_like_a_call_is_one() -> None:
+    grammar = free_grammar(named("llama"), TOOLS, CONTROL)
+    assert grammar is not None
+    for text in ('{"name": "other", "parameters": {}}', ' {"a": 1}', '{"name": "weather", "parameters": {}}'):
+        assert not follows(grammar.source, text)
+    marked = '<|python_tag|>{"name": "now", "parameters": {}}'
+    for text in ("", "No { here.", marked, written(named("llama"), ("now", NOW))):
+        assert follows(grammar.source, text)

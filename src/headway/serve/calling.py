@@ -19,7 +19,7 @@ from headway.serve.conversation import Message, Tool, ToolChoice, template_tools
 from headway.text.part_readers import Plain, ThinkingReader
 from headway.text.parts import PartParser
 from headway.text.thinking import HARMONY, MARKS, begun, thinking_of
-from headway.text.tool_formats import ToolFormat, calls_grammar, forced_reader, free_grammar
+from headway.text.tool_formats import ToolFormat, calls_grammar, calls_or_schema, forced_reader, free_grammar
 
 _INSTRUCTIONS = """# Tools
 
@@ -106,14 +106,14 @@ def bound(query: Query, tools: Sequence[Tool], text: Reads, tail: str) -> Query:
     harmony = HARMONY in text.template
     make: Callable[[], PartParser] = (lambda: format.read(names)) if tools or harmony else Plain
     if tools:
-        if params.grammar is not None:
-            raise BadInput(field, "not together with tools, unless tool_choice is none")
         grammar = _grammar(query, tools, text)
-        if query.tool_choice.mode == "required":
+        if query.tool_choice.mode == "required" or params.grammar is not None:
             make = partial(forced_reader, format, tools)
         params, field = replace(params, grammar=grammar), field if grammar is None else "tools"
-    forced = bool(tools) and query.tool_choice.mode == "required"
-    thinking = None if harmony and forced else _thinking(query, params, text, tail)
+    whole = harmony and bool(tools) and params.grammar is not None  # the grammar is of reasoning, too
+    if whole and query.tool_choice.mode == "auto" and (params.thinking_budget or query.reasoning.budget) is not None:
+        raise BadInput("tools", "this model's calls are not held to schemas together with a budget of its reasoning")
+    thinking = None if whole else _thinking(query, params, text, tail)
     if MARKS[0] in text.template and not harmony and (thinking is not None or params.grammar is None):
         make = partial(_thinking_reader, make, begun(tail))
     if make is Plain:
@@ -124,11 +124,23 @@ def bound(query: Query, tools: Sequence[Tool], text: Reads, tail: str) -> Query:
 
 
 def _grammar(query: Query, tools: Sequence[Tool], text: Reads) -> Grammar | None:
-    """What holds calls to their schemas; None = the model may write what it likes."""
-    choice = query.tool_choice
-    if choice.mode == "required":
+    """What holds calls to their schemas, and the answer, where there is none, to its own; None = the model may write
+    what it likes.
+
+    Raises:
+        BadInput: the answer is to follow something else than a schema.
+    """
+    choice, asked = query.tool_choice, query.params.grammar
+    if choice.mode == "required":  # then there is no other answer
         parallel = choice.parallel and choice.name is None
         return calls_grammar(text.tool_format, tools, text.control_tokens, parallel)
+    if asked is not None:
+        if asked.kind != "json_schema":
+            raise BadInput(query.grammar_field, "together with tools only a JSON schema is followed")
+        schema = json.loads(asked.source)
+        if schema is False:
+            raise BadInput(query.grammar_field, "no JSON is valid by it")
+        return calls_or_schema(text.tool_format, tools, text.control_tokens, schema, choice.parallel)
     if choice.parallel and not any(tool.strict for tool in tools):
         return None
     return free_grammar(text.tool_format, tools, text.control_tokens, choice.parallel)

@@ -16,6 +16,7 @@ import resource
 import signal
 import sys
 from multiprocessing.connection import Connection
+from typing import Any
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -53,6 +54,19 @@ def literal(text: str) -> str:
     return "".join(letter if letter.isalnum() else f"\\x{{{ord(letter):x}}}" for letter in text)
 
 
+def asserting(schema: Any) -> Any:
+    """A schema without `uniqueItems: false`, which asserts nothing, and which llguidance does not take."""
+    if isinstance(schema, list):
+        return list(map(asserting, schema))
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: value if key in ("enum", "const", "default", "examples") else asserting(value)
+        for key, value in schema.items()
+        if (key, value) != ("uniqueItems", False)
+    }
+
+
 def compiled(kind: str, source: str) -> str:
     """llguidance's form of a grammar."""
     if kind == "compiled":
@@ -65,7 +79,7 @@ def compiled(kind: str, source: str) -> str:
             schema = {}
         if not isinstance(schema, dict):
             raise Refused("a JSON schema is an object")
-        return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
+        return LLMatcher.grammar_from_json_schema(asserting(schema), overrides={"whitespace_pattern": WHITESPACE})
     if kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     if kind == "choice":

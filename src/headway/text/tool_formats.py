@@ -136,21 +136,29 @@ def calls_grammar(format: ToolFormat, tools: Sequence[Declared], control: Mappin
     Args:
         control: ids of the model's control tokens.
     """
-    shape = format.shape
-    start = _row(
-        [_quoted(shape.opening, control), _repeated(shape, control, parallel), _quoted(shape.closing, control)]
-    )
-    return Grammar("compiled", f"start: {start}\n{_call(shape, tools, control)}")
+    start = _row(_all_calls(format.shape, control, parallel))
+    return Grammar("compiled", f"start: {start}\n{_call(format.shape, tools, control)}")
+
+
+def calls_or_schema(
+    format: ToolFormat, tools: Sequence[Declared], control: Mapping[str, int], schema: Any, parallel: bool
+) -> Grammar:
+    """Calls as of `calls_grammar`, or JSON that is valid by a schema; `forced_reader` reads both."""
+    calls = _row(_all_calls(format.shape, control, parallel))
+    final = _quoted("<|channel|>final<|message|>", control) if format.shape is _HARMONY else ""
+    start = f"start: calls | answer\ncalls: {calls}\nanswer: {_row([final, _json(schema)])}"
+    return Grammar("compiled", f"{start}\n{_call(format.shape, tools, control)}")
 
 
 def free_grammar(
     format: ToolFormat, tools: Sequence[Declared], control: Mapping[str, int], parallel: bool = True
 ) -> Grammar | None:
     """Any text, in which calls may stand (without `parallel`, one at its end), whose arguments follow the schemas; None
-    = the format has no mark that a call begins with."""
+    = nothing tells where a call begins, or it is written in no JSON."""
     shape, trigger = format.shape, format.trigger
     if not trigger:
-        return None
+        alone = {"harmony": _free_harmony, "llama": _free_bare}.get(format.name)
+        return alone and Grammar("compiled", f"{alone(shape, control, parallel)}\n{_call(shape, tools, control)}")
     if shape.opening:
         rest = _quoted(shape.opening.removeprefix(trigger), control)
         body = _row([rest, _repeated(shape, control, parallel), _quoted(shape.closing, control)])
@@ -165,6 +173,31 @@ def free_grammar(
     return Grammar("compiled", free)
 
 
+def _free_bare(shape: Shape, control: Mapping[str, int], parallel: bool) -> str:
+    """An answer that begins like an object is nothing but calls."""
+    mark = f"({_quoted(BareJsonReader.BEGIN, control)})?" if BareJsonReader.BEGIN in control else ""
+    calls = _row([mark, _repeated(shape, control, parallel)])
+    return f"start: calls | TEXT\ncalls: {calls}\nTEXT: /\\s*([^\\s{{](.|\\n)*)?/"
+
+
+def _free_harmony(shape: Shape, control: Mapping[str, int], parallel: bool) -> str:
+    """Messages to the user and to itself, then one more, or calls."""
+    begin, text, end = (_quoted(mark, control) for mark in ("<|channel|>", "<|message|>", "<|end|><|start|>assistant"))
+    return "\n".join(
+        [
+            f"start: aside* (message | {_repeated(shape, control, parallel)})",
+            f"aside: message {end}",
+            f"message: {begin} CHANNEL {text} TEXT",
+            "CHANNEL: /analysis|commentary|final/",
+            "TEXT: /(.|\\n)*/",
+        ]
+    )
+
+
+def _all_calls(shape: Shape, control: Mapping[str, int], parallel: bool) -> list[str]:
+    return [_quoted(shape.opening, control), _repeated(shape, control, parallel), _quoted(shape.closing, control)]
+
+
 def _repeated(shape: Shape, control: Mapping[str, int], parallel: bool) -> str:
     more = _row([_quoted(shape.between, control), "call"])
     return _row(["call", f"({more})*" if parallel else ""])
@@ -174,10 +207,14 @@ def _call(shape: Shape, tools: Sequence[Declared], control: Mapping[str, int]) -
     """The rule `call`, one alternative per tool."""
     rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
     for number, tool in enumerate(tools):
-        schema = {"type": "object", **tool.parameters, "x-guidance": {"whitespace_pattern": WHITESPACE}}
         before, after = _quoted(shape.begin + tool.name + shape.middle, control), _quoted(shape.end, control)
-        rules.append(f"call_{number}: {_row([before, '%json ' + json.dumps(schema), after])}")
+        rules.append(f"call_{number}: {_row([before, _json({'type': 'object', **tool.parameters}), after])}")
     return "\n".join(rules)
+
+
+def _json(schema: Any) -> str:
+    given = schema if isinstance(schema, Mapping) else {}
+    return "%json " + json.dumps({**given, "x-guidance": {"whitespace_pattern": WHITESPACE}})
 
 
 def _row(parts: Sequence[str]) -> str:
