@@ -32,6 +32,17 @@ def alternatives_of(field: str, count: int) -> int:
     return count
 
 
+def asked(wanted: bool | None, top: int | None) -> int | None:
+    """Of `logprobs` and `top_logprobs`: how many alternatives per token; None = no log-probabilities at all.
+
+    Raises:
+        BadInput: there are alternatives of nothing, or too many.
+    """
+    if top and not wanted:
+        raise BadInput("top_logprobs", "only allowed with logprobs=true")
+    return alternatives_of("top_logprobs", top or 0) if wanted else None
+
+
 def finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else LOWEST
 

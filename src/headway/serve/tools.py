@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from headway.core.errors import BadInput
-from headway.serve.conversation import Tool
+from headway.core.errors import BadInput, shown
+from headway.serve.conversation import Tool, ToolChoice
 
 MAX_TOOLS = 512
+MODES = ("none", "auto", "required")
 
 
 class ToolBody(msgspec.Struct, kw_only=True):
@@ -27,6 +28,30 @@ class FunctionBody(msgspec.Struct, kw_only=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+def choice_of(
+    mode: str | None, tools: Sequence[Tool], name: str | None = None, parallel: bool = True, field: str = "tool_choice"
+) -> ToolChoice:
+    """
+    Args:
+        mode: "none", "auto", "required"; None = not given. name: of the one tool to call.
+        field: what the API calls it.
+
+    Raises:
+        BadInput: it is no choice, names a tool that there is not, or there is none to be called.
+    """
+    if name is not None:
+        if name not in {tool.name for tool in tools}:
+            raise BadInput(field, "it names no function of tools")
+        return ToolChoice("required", name, parallel=parallel)
+    if mode is None:
+        return ToolChoice("auto" if tools else "none", parallel=parallel)
+    if mode not in MODES:
+        raise BadInput(field, f"{shown(mode)} is not {', '.join(MODES)}, or a function")
+    if mode == "required" and not tools:
+        raise BadInput(field, "there are no tools that could be called")
+    return ToolChoice(mode, parallel=parallel)  # type: ignore[arg-type]
 
 
 def tools_of(tools: Sequence[ToolBody] | None) -> tuple[Tool, ...]:

@@ -16,7 +16,7 @@ from headway.serve.conversation import Message, Reasoning, Tool, ToolCall, ToolC
 from headway.serve.dialect import known_fields, refuse
 from headway.serve.errors import ApiError
 from headway.serve.structured import flat_format
-from headway.serve.tools import MAX_TOOLS
+from headway.serve.tools import MAX_TOOLS, choice_of
 
 # Would change the answer, and are not built: refused unless null or one of these values that ask for nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {"mcp_servers": ([],), "container": ()}
@@ -162,19 +162,16 @@ class CountRequest(_Known, forbid_unknown_fields=True, kw_only=True):
         Raises:
             BadInput: it is no choice, or names a tool that there is not.
         """
-        given, tools = self.tool_choice, self.tools or []
+        given, tools = self.tool_choice, self.tools_given()
         if given is None:
-            return ToolChoice("auto" if tools else "none")
+            return choice_of(None, tools)
         parallel = not given.disable_parallel_tool_use
-        if given.type in ("auto", "none"):
-            return ToolChoice("auto" if given.type == "auto" else "none", parallel=parallel)
-        if given.type not in ("any", "tool"):
+        if given.type == "tool":
+            return choice_of(None, tools, given.name or "", parallel, "tool_choice.name")
+        modes = {"auto": "auto", "none": "none", "any": "required"}
+        if given.type not in modes:
             raise BadInput("tool_choice.type", f"{given.type[:40]!r} is not auto, any, tool, or none")
-        if given.type == "tool" and given.name not in {tool.name for tool in tools}:
-            raise BadInput("tool_choice.name", "it names none of tools")
-        if not tools:
-            raise BadInput("tool_choice", "there are no tools that could be called")
-        return ToolChoice("required", given.name if given.type == "tool" else None, parallel=parallel)
+        return choice_of(modes[given.type], tools, parallel=parallel)
 
     def grammar(self) -> Grammar | None:
         """What `output_config.format`, or `output_format` as it was called before, asks for."""

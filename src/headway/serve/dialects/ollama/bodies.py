@@ -15,7 +15,7 @@ from headway.core.request import SamplingParams
 from headway.serve import conversation
 from headway.serve.conversation import ROLES, ToolCall
 from headway.serve.dialect import known_fields, refuse
-from headway.serve.logprobs import alternatives_of
+from headway.serve.logprobs import asked
 from headway.serve.tools import ToolBody
 
 # Would change the answer, and are not built: refused unless null or one of these values that ask for nothing.
@@ -91,7 +91,7 @@ class _Body(_Known, forbid_unknown_fields=True, kw_only=True):
     @property
     def alternatives(self) -> int | None:
         """How many likeliest alternatives to report per token; None = no logprobs at all."""
-        return alternatives_of("top_logprobs", self.top_logprobs or 0) if self.logprobs else None
+        return asked(self.logprobs, self.top_logprobs)
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):

@@ -16,7 +16,7 @@ from headway.core.request import SamplingParams
 from headway.serve.dialect import known_fields, refuse
 from headway.serve.dialects.openai.messages import Message, NamedTool
 from headway.serve.errors import ApiError
-from headway.serve.logprobs import alternatives_of
+from headway.serve.logprobs import alternatives_of, asked
 from headway.serve.structured import Structured
 from headway.serve.tools import ToolBody
 from headway.text.chat import Ending
@@ -166,9 +166,7 @@ class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def alternatives(self) -> int | None:
-        if self.top_logprobs is not None and not self.logprobs and self.top_logprobs != 0:
-            raise BadInput("top_logprobs", "only allowed with logprobs=true")
-        return alternatives_of("top_logprobs", self.top_logprobs or 0) if self.logprobs else None
+        return asked(self.logprobs, self.top_logprobs)
 
 
 class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):

@@ -12,6 +12,7 @@ from headway.core.errors import BadInput
 from headway.serve import conversation as neutral
 from headway.serve.conversation import ROLES, Tool, ToolCall, ToolChoice
 from headway.serve.errors import ApiError
+from headway.serve.tools import choice_of
 
 
 class Message(msgspec.Struct, kw_only=True):
@@ -122,20 +123,7 @@ def _call(call: Call, where: str) -> ToolCall:
 
 
 def tool_choice_of(choice: str | NamedTool | None, parallel: bool | None, tools: Sequence[Tool]) -> ToolChoice:
-    """
-    Raises:
-        BadInput: it is no choice, or names a tool that there is not.
-    """
-    several = parallel is not False
-    if choice is None:
-        return ToolChoice("auto" if tools else "none", parallel=several)
+    """Errors as of `choice_of`."""
     if isinstance(choice, NamedTool):
-        name = choice.function.name if choice.function else ""
-        if name not in {tool.name for tool in tools}:
-            raise BadInput("tool_choice", "it names no function of tools")
-        return ToolChoice("required", name, parallel=several)
-    if choice not in ("none", "auto", "required"):
-        raise BadInput("tool_choice", f"{choice[:40]!r} is not none, auto, required, or a function")
-    if choice == "required" and not tools:
-        raise BadInput("tool_choice", "there are no tools that could be called")
-    return ToolChoice(choice, parallel=several)  # type: ignore[arg-type]
+        return choice_of(None, tools, choice.function.name if choice.function else "", parallel is not False)
+    return choice_of(choice, tools, parallel=parallel is not False)

@@ -13,9 +13,9 @@ from headway.core.request import SamplingParams
 from headway.serve.conversation import Message, Reasoning, Tool, ToolCall, ToolChoice, effort
 from headway.serve.dialect import known_fields, refuse
 from headway.serve.errors import ApiError
-from headway.serve.logprobs import alternatives_of
+from headway.serve.logprobs import asked
 from headway.serve.structured import flat_format
-from headway.serve.tools import MAX_TOOLS
+from headway.serve.tools import MAX_TOOLS, choice_of
 
 LOGPROBS = "message.output_text.logprobs"
 # May be asked to be included, and is not there: reasoning is given as it is.
@@ -119,8 +119,7 @@ class ResponsesRequest(_Known, forbid_unknown_fields=True, kw_only=True):
 
     def alternatives(self) -> int | None:
         """How many likeliest alternatives to report per token; None = no logprobs at all."""
-        count = alternatives_of("top_logprobs", self.top_logprobs or 0)
-        return count if count or LOGPROBS in (self.include or ()) else None
+        return asked(bool(self.top_logprobs) or LOGPROBS in (self.include or ()), self.top_logprobs)
 
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
         """
@@ -171,20 +170,11 @@ class ResponsesRequest(_Known, forbid_unknown_fields=True, kw_only=True):
         )
 
     def choice(self, tools: Sequence[Tool]) -> ToolChoice:
-        """
-        Raises:
-            BadInput: it is no choice, or names a tool that there is not.
-        """
+        """Errors as of `choice_of`."""
         given, several = self.tool_choice, self.parallel_tool_calls is not False
-        if given is None:
-            return ToolChoice("auto" if tools else "none", parallel=several)
         if isinstance(given, NamedFunction):
-            if given.type != "function" or given.name not in {tool.name for tool in tools}:
-                raise BadInput("tool_choice", "it names no function of tools")
-            return ToolChoice("required", given.name, parallel=several)
-        if given not in ("none", "auto", "required") or (given == "required" and not tools):
-            raise BadInput("tool_choice", f"{given[:40]!r} is not none, auto, a function, or required with tools")
-        return ToolChoice(given, parallel=several)  # type: ignore[arg-type]
+            return choice_of(None, tools, (given.type == "function" and given.name) or "", several)
+        return choice_of(given, tools, parallel=several)
 
     def grammar(self) -> Grammar | None:
         """What `text.format` asks for."""
