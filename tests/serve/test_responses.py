@@ -168,6 +168,19 @@ def test_what_is_kept_is_bounded() -> None:
         kept.get("a", "large")
 
 
+def test_who_fills_the_store_displaces_their_own() -> None:
+    kept = Conversations()
+    for number in range(10):
+        kept.put("few", str(number), [Message("user", "a")])
+    for number in range(2 * MAX_CONVERSATIONS):
+        kept.put("many", str(number), [Message("user", "a")])
+    assert kept.get("few", "0") and kept.get("many", str(MAX_CONVERSATIONS + 10))
+    with pytest.raises(Exception, match="no such response"):
+        kept.get("many", str(MAX_CONVERSATIONS))
+    kept.put("few", "another", [Message("user", "b" * 1000)])  # there is room for who has little
+    assert kept.get("few", "0") and kept.get("few", "another")
+
+
 def test_a_conversation_is_its_keys_alone(start: Callable[..., Server], tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("sk-one\nsk-two\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,25 +12,33 @@ from headway.serve.errors import ApiError
 
 MAX_CONVERSATIONS = 1024
 MAX_CHARACTERS = 32 << 20  # of all of them together
+SHARE = 4  # one in so many is what a tenant may have of either, while others have any
 ENTRY = 64  # characters that a turn or a call counts as, however short it is
 
 
 class Conversations:
-    """The latest conversations by the id of their last answer; each is its tenant's alone. Thread-safe."""
+    """The latest conversations by the id of their last answer; each is its tenant's alone. Thread-safe.
+
+    A tenant that fills the store displaces its own conversations first: those of others go only where they have more
+    than their share too.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, str], tuple[list[Message], int]] = OrderedDict()
-        self._characters = 0
+        self._kept: dict[str, OrderedDict[str, tuple[list[Message], int]]] = {}  # by tenant, the latest used last
+        self._characters: Counter[str] = Counter()
 
     def put(self, tenant: str, id: str, turns: Sequence[Message]) -> None:
         """Keep a conversation; the oldest ones go for it."""
         size = sum(map(_characters, turns))
         with self._lock:
-            self._kept[tenant, id] = (list(turns), size)
-            self._characters += size
-            while len(self._kept) > MAX_CONVERSATIONS or self._characters > MAX_CHARACTERS:
-                self._characters -= self._kept.popitem(last=False)[1][1]
+            self._forget(tenant, id)
+            self._kept.setdefault(tenant, OrderedDict())[id] = (list(turns), size)
+            self._characters[tenant] += size
+            while self._full(1.0, *self._all()):
+                greedy = self._full(1 / SHARE, len(self._kept[tenant]), self._characters[tenant])
+                victim = tenant if greedy else max(self._kept, key=self._use)
+                self._forget(victim, next(iter(self._kept[victim])))
 
     def get(self, tenant: str, id: str) -> list[Message]:
         """
@@ -38,11 +46,32 @@ class Conversations:
             ApiError: 404, it was never kept, or is no longer.
         """
         with self._lock:
-            if (tenant, id) in self._kept:
-                self._kept.move_to_end((tenant, id))
-                return list(self._kept[tenant, id][0])
+            own = self._kept.get(tenant, OrderedDict())
+            if id in own:
+                own.move_to_end(id)
+                return list(own[id][0])
         problem = "no such response is kept; send the conversation in input"
         raise ApiError(404, f"previous_response_id: {problem}", param="previous_response_id", code="not_found")
+
+    def _all(self) -> tuple[int, int]:
+        """Conversations of all tenants, and their characters."""
+        return sum(map(len, self._kept.values())), self._characters.total()
+
+    @staticmethod
+    def _full(share: float, count: int, characters: int) -> bool:
+        return count > share * MAX_CONVERSATIONS or characters > share * MAX_CHARACTERS
+
+    def _use(self, tenant: str) -> float:
+        """What a tenant has, as a part of all there may be."""
+        return max(len(self._kept[tenant]) / MAX_CONVERSATIONS, self._characters[tenant] / MAX_CHARACTERS)
+
+    def _forget(self, tenant: str, id: str) -> None:
+        own = self._kept.get(tenant, OrderedDict())
+        if id in own:
+            self._characters[tenant] -= own.pop(id)[1]
+        if not own:
+            self._kept.pop(tenant, None)
+            self._characters.pop(tenant, None)
 
     def of(self, tenant: str) -> Kept:
         """Those of one tenant."""
