@@ -175,3 +175,24 @@ def test_a_budget_alone_ends_reasoning(model: TinyModel, grammars: Grammars) -> 
     params = SamplingParams(seed=4, max_tokens=20, temperature=0, thinking=THINKING)
     for deltas in complete(model.loop(grammars=grammars), prompts(4), params).values():
         assert "}" in text_of(deltas)[:16]
+
+
+def test_what_is_compiled_is_bounded(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What requests follow stays; beyond the bound others are forgotten, and then no more are taken."""
+    grammars = Grammars(cast(Any, Letters()))
+    some = [checker.check(Grammar.regex(f"{letter}{{2}}")) for letter in "abcdef"]
+    monkeypatch.setattr("headway.executor.grammars.MOST", 4)
+    loop = TinyModel().loop(grammars=grammars, eos_ids=(EOS,))
+    params = [SamplingParams(temperature=0, max_tokens=9, grammar=grammar) for grammar in some]
+    for number, one in enumerate(params[:4]):
+        assert loop.submit(Submit(id=str(number), tokens=(1, 2), params=one)) is None
+    refused = loop.submit(Submit(id="4", tokens=(1, 2), params=params[4]))
+    assert isinstance(refused, Refusal) and refused.status == 503 and "grammars of other requests" in refused.message
+    assert loop.submit(Submit(id="5", tokens=(1, 2), params=params[0])) is None  # followed already
+    drain(loop)
+    assert loop.submit(Submit(id="6", tokens=(1, 2), params=params[4])) is None
+    monkeypatch.setattr("headway.executor.grammars.ROOM", 1000)
+    never = loop.submit(Submit(id="7", tokens=(1, 2), params=params[5]))
+    assert isinstance(never, Refusal) and never.status == 400 and "for all" in never.message
+    drain(loop)
+    grammars.close()

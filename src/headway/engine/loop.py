@@ -80,6 +80,7 @@ class EngineLoop:
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._texts: dict[str, OutputText] = {}  # by choice id
+        self._followed: dict[str, Future[Any]] = {}  # grammars of live choices
         self._plans: deque[StepPlan] = deque()  # in flight, oldest first
         self._failures = 0  # steps in a row that broke
         self._unreported = 0  # ps spent outside of the executor since the last step's event was out
@@ -99,12 +100,15 @@ class EngineLoop:
     def submit(self, message: Submit) -> Refusal | None:
         """Accept a request, or say at once why not. One with a grammar waits here until that is compiled."""
         try:
+            grammar = self._grammar(message.params)
             request = self._request(message)
             choices = self.scheduler.add(request)
         except HeadwayError as error:
             if isinstance(error, Rejected):
                 return Refusal(message.id, str(error), error.reason.code, error.status, error.retry_after)
             return Refusal(message.id, str(error), "invalid_value", error.status)
+        if grammar is not None:
+            self._followed.update((choice.id, grammar) for choice in choices)
         if self.tokenizer is not None:
             for choice in choices:
                 self._texts[choice.id] = OutputText(
@@ -118,6 +122,16 @@ class EngineLoop:
                 )
         return None
 
+    def _grammar(self, params: SamplingParams) -> Future[Any] | None:
+        """What keeps the request's grammar compiled."""
+        if params.grammar is None:
+            return None
+        if self.grammars is None:
+            raise BadInput("grammar", "this engine has no tokenizer to follow one with")
+        future = self.grammars.begin(params.grammar)
+        future.result()
+        return future
+
     def _request(self, message: Submit) -> Request:
         params = message.params
         check_params(params, self._vocab_size)
@@ -126,10 +140,6 @@ class EngineLoop:
         check_use(self._pooling, params.pooling)
         if params.stop and self.tokenizer is None:
             raise BadInput("stop", "this engine has no tokenizer to find strings with; use stop_token_ids")
-        if params.grammar is not None:
-            if self.grammars is None:
-                raise BadInput("grammar", "this engine has no tokenizer to follow one with")
-            self.grammars.begin(params.grammar).result()
         deadline = message.deadline
         if deadline is not None and not 0 <= deadline <= MAX_SECONDS:
             raise BadInput("deadline", f"{deadline!r} is not a number of seconds from 0 to {MAX_SECONDS:g}")
@@ -284,8 +294,10 @@ class EngineLoop:
 
     def _delta(self, emission: Emission, result: StepResult, text: str, now: int) -> Delta:
         request = emission.request
-        if emission.finish is not None and request.id in self._texts:
-            text += self._texts.pop(request.id).flush()
+        if emission.finish is not None:
+            self._followed.pop(request.id, None)
+            if request.id in self._texts:
+                text += self._texts.pop(request.id).flush()
         return Delta(
             id=request.request_id,
             choice=request.choice,

@@ -180,7 +180,10 @@ class Host:
 
     def _obey(self, command: Command, refused: list[Refusal]) -> None:
         if isinstance(command, Submit):
-            future = self._loop.compiling(command.params)
+            try:
+                future = self._loop.compiling(command.params)
+            except HeadwayError:  # it is refused below
+                future = None
             if future is not None:
                 self._compiling[command.id] = command, future
             else:

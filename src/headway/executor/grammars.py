@@ -10,22 +10,28 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from headway.core.errors import BadInput
+from headway.core.errors import BadInput, Reject, Rejected
 from headway.core.grammar import Grammar
+from headway.roofline.memory import GRAMMARS
 from headway.sampling.grammar import GrammarState
 from headway.text.aside import step_back
 from headway.text.tokenizer import Tokenizer
 
-KEPT = 128  # compiled grammars
-KEPT_CHARACTERS = 2 << 20  # of their sources together: a compiled one takes some hundred times as many bytes
+MOST = 1024  # compiled grammars at once, and those that nobody follows just now
+ROOM = GRAMMARS  # bytes that they take together
+EACH, PER_CHARACTER = 64 << 10, 64  # bytes of a compiled one, about, and for each character of its source
 _STACK = 256 << 20  # bytes, reserved and not used: grammars that need more end the checker's process, which has less
 
 
 class Grammars:
-    """Compiles grammars, and remembers the latest. `begin` and `state` belong to the thread that drives the engine.
+    """Compiles grammars, and remembers the latest. `state` belongs to the thread that drives the engine.
+
+    Who follows a grammar keeps the future that `begin` gave: while it is kept the grammar is here, and counted. Beyond
+    `MOST`, or `ROOM`, those that nobody keeps are forgotten, and where that is not enough, no more are taken.
 
     Args:
         tokenizer: of the model; looked at when the first grammar comes, or by `warm`.
@@ -35,8 +41,8 @@ class Grammars:
         self._tokenizer = tokenizer
         self._tokens: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
-        self._characters = 0  # of the sources of those
+        self._kept: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()  # the latest, whoever follows them
+        self._here: WeakValueDictionary[Grammar, Future[LLMatcher]] = WeakValueDictionary()  # all
         self._pool: ThreadPoolExecutor | None = None
 
     def warm(self) -> None:
@@ -51,19 +57,35 @@ class Grammars:
             grammar: as `text.grammar` made it.
 
         The future raises BadInput if llguidance does not take it, or this model has no token to end a text with.
+
+        Raises:
+            Rejected: other requests follow so many that there is no room; BadInput: there never is.
         """
         with self._lock:
-            future = self._kept.get(grammar)
+            future = self._here.get(grammar)
             if future is None:
-                future = self._kept[grammar] = self._thread().submit(self._compile, grammar)
-                self._characters += len(grammar.source)
-                while len(self._kept) > 1 and (len(self._kept) > KEPT or self._characters > KEPT_CHARACTERS):
-                    self._characters -= len(self._kept.popitem(last=False)[0].source)
+                self._make_room(size_of(grammar))
+                future = self._here[grammar] = self._thread().submit(self._compile, grammar)
+            self._kept[grammar] = future
             self._kept.move_to_end(grammar)
         return future
 
+    def _make_room(self, size: int) -> None:
+        if size > ROOM:
+            raise BadInput("grammar", f"compiled it could take {size >> 20} MiB, and {ROOM >> 20} are there for all")
+        while len(self._here) >= MOST or self.bytes + size > ROOM:
+            if not self._kept:
+                problem = "the grammars of other requests take all the room there is; try again"
+                raise Rejected(Reject.QUEUE_FULL, problem, retry_after=1.0)
+            self._kept.popitem(last=False)
+
+    @property
+    def bytes(self) -> int:
+        """What those that are here take, about."""
+        return sum(map(size_of, list(self._here)))
+
     def state(self, grammar: Grammar) -> GrammarState:
-        """A row's own place in a grammar, at its start; one that is not here any more is compiled again, now."""
+        """A row's own place in a grammar that its request keeps here, at its start."""
         matcher = self.begin(grammar).result()
         return GrammarState(matcher.deep_copy(), self._tokenizer.vocab_size)
 
@@ -74,7 +96,7 @@ class Grammars:
                 self._pool.shutdown(wait=False, cancel_futures=True)
                 self._pool = None
             self._kept.clear()
-            self._characters = 0
+            self._here.clear()
 
     def _thread(self) -> ThreadPoolExecutor:
         if self._pool is None:
@@ -93,6 +115,11 @@ class Grammars:
         if matcher.is_error():
             raise BadInput("grammar", matcher.get_error().partition("\n")[0])
         return matcher
+
+
+def size_of(grammar: Grammar) -> int:
+    """Bytes that it takes when it is compiled, about."""
+    return EACH + PER_CHARACTER * len(grammar.source)
 
 
 class _Vocabulary:

@@ -22,7 +22,8 @@ UNBOUNDED = 1 << 24  # a batch nobody runs: what fits where a sequence costs not
 STEP_TOKENS = 8192  # new tokens of the largest step, by default, of the engines that are planned
 RUNTIME = 0.55 * GIB  # of a GPU: the driver's context, allocator's slack, kernels
 EXCHANGE = 1e9  # of a GPU that works with others: communication buffers
-PROCESS = 0.25 * GIB  # of our own engine on a CPU: interpreter, libraries, tokenizer, allocator's slack
+GRAMMARS = 96 << 20  # of our own engine: what compiled grammars may take
+PROCESS = 0.25 * GIB + GRAMMARS  # of it on a CPU: interpreter, libraries, tokenizer, allocator's slack as well
 MOST_BLOCKS = 1 << 18  # of a pool, if nobody says how large: a file may claim any context
 LARGEST_SHARE = 4  # one in so many bytes is the cache's share of what is free, if nobody says: the machine is not ours
 
