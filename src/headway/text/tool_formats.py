@@ -143,11 +143,13 @@ def calls_grammar(format: ToolFormat, tools: Sequence[Declared], control: Mappin
 def calls_or_schema(
     format: ToolFormat, tools: Sequence[Declared], control: Mapping[str, int], schema: Any, parallel: bool
 ) -> Grammar:
-    """Calls as of `calls_grammar`, or JSON that is valid by a schema; `forced_reader` reads both."""
+    """Calls as of `calls_grammar`, or JSON that is valid by a schema; `forced_reader` reads both. Calls that are JSON
+    themselves are so by a schema too, or nobody could tell after a bracket which of both it begins."""
     calls = _row(_all_calls(format.shape, control, parallel))
     final = _quoted("<|channel|>final<|message|>", control) if format.shape is _HARMONY else ""
     start = f"start: calls | answer\ncalls: {calls}\nanswer: {_row([final, _json(schema)])}"
-    return Grammar("compiled", f"{start}\n{_call(format.shape, tools, control)}")
+    rules = _json_call(tools) if format.shape is _BARE else _call(format.shape, tools, control)
+    return Grammar("compiled", f"{start}\n{rules}")
 
 
 def free_grammar(
@@ -215,6 +217,18 @@ def _call(shape: Shape, tools: Sequence[Declared], control: Mapping[str, int]) -
 def _json(schema: Any) -> str:
     given = schema if isinstance(schema, Mapping) else {}
     return "%json " + json.dumps({**given, "x-guidance": {"whitespace_pattern": WHITESPACE}})
+
+
+def _json_call(tools: Sequence[Declared]) -> str:
+    """The rule `call` of `_BARE`, as schemas."""
+    rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
+    for number, tool in enumerate(tools):
+        inner = {"type": "object", **tool.parameters}
+        shared = {key: inner.pop(key) for key in ("$defs", "definitions") if key in inner}  # references begin outside
+        fields = {"name": {"const": tool.name}, "parameters": inner}
+        whole = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+        rules.append(f"call_{number}: {_json({**whole, **shared})}")
+    return "\n".join(rules)
 
 
 def _row(parts: Sequence[str]) -> str:
