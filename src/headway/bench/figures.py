@@ -8,8 +8,9 @@ from typing import Any
 from headway.bench.server import SPLIT
 from headway.metrics.figures import MAX_LANES, Draw
 from headway.metrics.records import NS_PER_MS, TOKEN_KINDS, RequestRecord
+from headway.report.figures import DECODE, LIMIT, PREFILL, STALLS, WAITS
 
-COLOURS = ("#c9ced6", "#9db8d9", "#2b6cb0", "#d9a441", "#b3261e")  # of the server's parts, in SPLIT's order
+COLOURS = (WAITS, PREFILL, DECODE, STALLS, LIMIT)  # of the server's parts, in SPLIT's order
 
 
 def splits(split: Mapping[str, Mapping[str, Any]], records: Sequence[RequestRecord]) -> Draw:

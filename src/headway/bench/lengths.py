@@ -19,7 +19,7 @@ from headway.core.errors import BadInput, HeadwayError
 from headway.metrics.records import RequestRecord
 from headway.metrics.summary import messages
 from headway.report.document import Document, Grid, Part, Text
-from headway.report.figures import new_figures, save_figure
+from headway.report.figures import DECODE, WAITS, new_figures, save_figure
 
 MAX_SIZE = 10_000_000
 
@@ -142,9 +142,9 @@ def plot(found: dict[str, Any], path: Path) -> None:
     for axes, name, label in zip(both, ("ttft", "tpot"), ("TTFT, ms", "TPOT, ms"), strict=True):
         rows = [row for row in found["lengths"] if row[f"{name}_ms"] is not None]
         sizes = [row["prompt_tokens"] or row["wanted"] for row in rows]
-        axes.plot(sizes, [row[f"{name}_ms"] for row in rows], "-o", color="#2b6cb0")
+        axes.plot(sizes, [row[f"{name}_ms"] for row in rows], "-o", color=DECODE)
         for size, row in zip(sizes, rows, strict=True):
-            axes.plot([size] * len(row[f"{name}_all_ms"]), row[f"{name}_all_ms"], ".", color="#9db8d9", zorder=0)
+            axes.plot([size] * len(row[f"{name}_all_ms"]), row[f"{name}_all_ms"], ".", color=WAITS, zorder=0)
         axes.set(xlabel="prompt tokens", ylabel=label)
         if len(sizes) > 1:
             axes.set_xscale("log")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 _SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 _LE = re.compile(r'\ble="([^"]+)"')
 _MODEL = re.compile(r'model_name="([^"]*)"')
+_KEY = re.compile(r'\bkey="([^"]*)"')
+BILLED = "headway:billed_seconds_total"
 
 
 @dataclass(frozen=True)
@@ -20,18 +22,21 @@ class Scrape:
         values: sum over label sets, by name.
         buckets: cumulative counts by name and upper bound.
         model: of the model_name label.
+        billed: seconds of the machine on receipts, by key.
     """
 
     at: float
     values: dict[str, float]
     buckets: dict[str, dict[float, float]]
     model: str
+    billed: dict[str, float]
 
 
 def parse(text: str, at: float) -> Scrape:
     """Read Prometheus text; lines that are no samples are skipped."""
     values: dict[str, float] = {}
     buckets: dict[str, dict[float, float]] = {}
+    billed: dict[str, float] = {}
     model = ""
     for line in text.splitlines():
         sample = _SAMPLE.fullmatch(line)
@@ -44,9 +49,12 @@ def parse(text: str, at: float) -> Scrape:
             of[float(bound[1])] = of.get(float(bound[1]), 0.0) + value
         else:
             values[name] = values.get(name, 0.0) + value
+        key = _KEY.search(labels)
+        if key is not None and name == BILLED:
+            billed[key[1]] = billed.get(key[1], 0.0) + value
         found = _MODEL.search(labels)
         model = found[1] if found else model
-    return Scrape(at, values, buckets, model)
+    return Scrape(at, values, buckets, model, billed)
 
 
 @dataclass(frozen=True)
@@ -59,8 +67,9 @@ class View:
         ttft, itl: (p50, p90, p99) in seconds, upper ends of the histogram's buckets; NaN if nothing was observed.
         hit_share: of prompt tokens, from the prefix cache; NaN if none were looked up.
         finished: requests since the server's start, by the second scrape.
-        step_ratio: measured over predicted time of recent steps; NaN if nothing predicts. outside: they have left the
-            range of the machine's profile.
+        step_ratio: measured over predicted time of recent steps; NaN if nothing predicts. step_error: mean of its
+            distance from 1. outside: they have left the range of the machine's profile.
+        keys: (key, share) of what was billed for answers that ended in this time, the largest first.
     """
 
     model: str
@@ -74,7 +83,9 @@ class View:
     hit_share: float
     finished: int
     step_ratio: float = math.nan
+    step_error: float = math.nan
     outside: bool = False
+    keys: tuple[tuple[str, float], ...] = ()
 
 
 def view(before: Scrape, after: Scrape) -> View:
@@ -96,8 +107,17 @@ def view(before: Scrape, after: Scrape) -> View:
         hit_share=grown("headway:prefix_cache_hits_total") / queries if queries else math.nan,
         finished=int(after.values.get("headway:requests_finished_total", 0)),
         step_ratio=after.values.get("headway:step_time_ratio", math.nan),
+        step_error=after.values.get("headway:step_time_error", math.nan),
         outside=after.values.get("headway:step_times_outside_profile", 0) > 0,
+        keys=_keys(before, after),
     )
+
+
+def _keys(before: Scrape, after: Scrape) -> tuple[tuple[str, float], ...]:
+    grown = {key: seconds - before.billed.get(key, 0.0) for key, seconds in after.billed.items()}
+    total = sum(grown.values())
+    shares = ((key, seconds / total) for key, seconds in grown.items() if seconds > 0)
+    return tuple(sorted(shares, key=lambda pair: -pair[1]))
 
 
 def _percentiles(before: Scrape, after: Scrape, name: str) -> tuple[float, float, float]:

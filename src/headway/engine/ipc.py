@@ -1,8 +1,8 @@
 """The border between the API process and the engine process: msgpack messages over two `ipc://` sockets.
 
-    API process                                             engine process
-    commands  PUSH --- Submit, Cancel, LoadAdapter, UnloadAdapter, Explain, Stop ---> PULL   (between steps)
-    reports   PULL <-- Ready, Failed, Turn, Adapters, Explained --------------------- PUSH   (after a step)
+    API process                                                   engine process
+    commands  PUSH --- Submit, Cancel, LoadAdapter, UnloadAdapter, Explain, Look, Stop ---> PULL   (between steps)
+    reports   PULL <-- Ready, Failed, Turn, Adapters, Explained, Looked ------------------- PUSH   (after a step)
 
 The sockets lie in a fresh folder only this user may enter. Every message is a tagged msgspec struct: nothing that
 arrives can name code to run, and a message above `MAX_MESSAGE` bytes is never read.
@@ -22,7 +22,8 @@ from headway.core.errors import BadInput, EngineDead
 from headway.core.events import AnyEvent
 from headway.core.pooling import GENERATES, PoolingConfig
 from headway.core.request import SamplingParams
-from headway.engine.messages import Cancel, Delta, Explain, LoadAdapter, Refusal, Submit, UnloadAdapter
+from headway.engine.messages import Cancel, Delta, Explain, LoadAdapter, Look, Refusal, Submit, UnloadAdapter
+from headway.engine.picture import Picture
 from headway.shape.model import ModelShape
 
 MAX_MESSAGE = 64 << 20  # bytes: a million-token prompt is 5 MiB
@@ -132,8 +133,17 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     problem: str = ""
 
 
-Command = Submit | Cancel | LoadAdapter | UnloadAdapter | Explain | Stop
-Report = Ready | Failed | Turn | Adapters | Explained
+class Looked(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a `Look`."""
+
+    id: str
+    picture: Picture
+    problem: str = ""
+
+
+Answered = Adapters | Explained | Looked
+Command = Submit | Cancel | LoadAdapter | UnloadAdapter | Explain | Look | Stop
+Report = Ready | Failed | Turn | Adapters | Explained | Looked
 
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)

@@ -26,6 +26,7 @@ from headway.core.receipts import Receipts
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import StepPlan, StepResult
 from headway.engine.messages import Cancel, Delta, Explain, Refusal, Submit
+from headway.engine.picture import Picture, picture
 from headway.engine.regimes import RegimeWatch
 from headway.executor.adapters import AdapterTable
 from headway.executor.grammars import Grammars
@@ -202,6 +203,10 @@ class EngineLoop:
         """
         adapter = self._adapters.identity(message.adapter) if message.adapter else ""
         return explain(self.scheduler.cache, message.tokens, message.tenant, adapter)
+
+    def look(self) -> Picture:
+        """What the engine holds now. Changes nothing."""
+        return picture(self.scheduler.state, self.scheduler.blocked, self.clock.now())
 
     def turn(self) -> list[Delta]:
         """Plan as many steps as the executor takes, and take the result of the oldest -> what every choice gained.

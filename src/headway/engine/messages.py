@@ -60,7 +60,13 @@ class Explain(msgspec.Struct, frozen=True, tag=True):
     adapter: str = ""
 
 
-Command = Submit | Cancel | LoadAdapter | UnloadAdapter | Explain
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """Say what the engine holds now."""
+
+    id: str
+
+
+Command = Submit | Cancel | LoadAdapter | UnloadAdapter | Explain | Look
 
 
 class Delta(msgspec.Struct, frozen=True, tag=True):

@@ -32,9 +32,10 @@ from headway.core.errors import HeadwayError
 from headway.core.events import AnyEvent, Finished, Header, Queued
 from headway.core.request import SamplingParams
 from headway.engine.event_file import ServerEventWriter
-from headway.engine.ipc import Adapters, Channel, Command, Explained, Failed, Ready, Status, Stop, Turn
-from headway.engine.messages import Cancel, Delta, Explain, LoadAdapter, Refusal, Submit, UnloadAdapter
+from headway.engine.ipc import Adapters, Channel, Command, Explained, Failed, Looked, Ready, Status, Stop, Turn
+from headway.engine.messages import Cancel, Delta, Explain, LoadAdapter, Look, Refusal, Submit, UnloadAdapter
 from headway.engine.options import EngineOptions
+from headway.engine.picture import Picture
 from headway.scheduling.policies.priority import PRIORITY
 
 STDIN = 0
@@ -64,6 +65,8 @@ class Driven(Protocol):
     def adapter_paths(self) -> dict[str, str]: ...
 
     def explain(self, message: Explain) -> Explanation: ...
+
+    def look(self) -> Picture: ...
 
 
 class EventTray:
@@ -204,6 +207,8 @@ class Host:
                 traceback.print_exc()
                 problem = f"lora: {type(error).__name__}: {error}"
             self._channel.send(Adapters(command.id, self._loop.adapter_paths(), problem))
+        elif isinstance(command, Look):
+            self._channel.send(Looked(command.id, self._loop.look()))
         elif isinstance(command, Explain):
             try:
                 self._channel.send(Explained(command.id, self._loop.explain(command)))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.plan.answers import Frontier, Search, Step, TensorParallel
+from headway.report.figures import LIMIT
 from headway.roofline.frontier import FrontierPoint
 
 
@@ -23,7 +24,7 @@ def frontier(axes: Any, answer: Frontier) -> None:
     knee = next((point for point in answer.points if answer.knee and point.batch >= round(answer.knee)), None)
     if knee is not None:
         at = f"knee: at batch {answer.knee:.0f} arithmetic takes as long as reading the weights"
-        axes.plot(*_curve([knee]), "o", color="#b3261e", label=at)
+        axes.plot(*_curve([knee]), "o", color=LIMIT, label=at)
     axes.set(
         xlabel="tokens/s per user", ylabel="tokens/s per GPU", title=f"Latency-throughput frontier ({answer.kind})"
     )

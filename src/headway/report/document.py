@@ -18,6 +18,7 @@ STYLES = {"": "", "bad": "bold red", "warn": "yellow", "kind": "bold", "note": "
 BAR = 40  # characters of the longest bar in a terminal
 PROSE, PIPED = 100, 200  # columns of paragraphs and of all else where output is no terminal and COLUMNS says nothing
 GAP = 2  # blanks between the columns of a table
+SHADES = " ·░▒▓█"  # of a share in a terminal
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,15 @@ class Bars:
 
 
 @dataclass(frozen=True)
+class Heat:
+    """Rows of shares from 0 to 1, darker for more; as many in each as `columns` has names."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[float]]]
+
+
+@dataclass(frozen=True)
 class Commands:
     """Lines to copy: never wrapped."""
 
@@ -79,7 +89,7 @@ class Folded:
     text: str
 
 
-Part = Text | Listing | Grid | Bars | Commands | Drawing | Folded
+Part = Text | Listing | Grid | Bars | Heat | Commands | Drawing | Folded
 
 
 @dataclass(frozen=True)
@@ -125,6 +135,10 @@ def _renderables(part: Part, width: int) -> list[Any]:
             for name, figure, share in part.rows:
                 table.add_row(name, figure, "#" * min(BAR, round(BAR * share)))
             return [table]
+        case Heat():
+            widest = max((len(name) for name, _ in part.rows), default=0)
+            shaded = [f"{name:<{widest}}  {''.join(map(_shade, shares))}" for name, shares in part.rows]
+            return ["", Line(part.title, "bold"), *map(Line, shaded), ""]
         case Commands():
             return ["", *map(Line, part.lines)]
         case Drawing() | Folded():
@@ -150,6 +164,11 @@ def _stacked(grid: Grid, width: int) -> str:
         ]
         shown += [first, "".join(" " * GAP + text for text in padded).rstrip()]
     return "\n".join([*shown[:2], "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * figures, *shown[2:]])
+
+
+def _shade(share: float) -> str:
+    """A share as a character: the square root, so that small ones show."""
+    return SHADES[min(len(SHADES) - 1, int(len(SHADES) * max(0.0, share) ** 0.5))]
 
 
 def _table(grid: Grid) -> Any:
@@ -187,6 +206,8 @@ def _element(part: Part) -> str:
             return title + html.table(part.head, part.rows, part.left)
         case Bars():
             return html.bars(part.rows)
+        case Heat():
+            return html.heading(part.title, 3) + html.heat(part.columns, part.rows)
         case Commands():
             return html.preformatted("\n".join(part.lines))
         case Folded():

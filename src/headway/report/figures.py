@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg")
+COLOURS = ("#0b6b62", "#b4541a", "#5b4fc7", "#8a7a1c", "#a8326f", "#2b6cb0", "#5d626b")  # those of kit/tokens.css first
+WAITS, PREFILL, DECODE, STALLS, LIMIT = "#c9c4b9", "#b4541a", "#0b6b62", "#8a7a1c", "#a8261b"
 
 
 def need_plots(option: str) -> None:
@@ -55,6 +57,9 @@ def new_figures(
     found = figure.subplots(1, count, squeeze=False)[0]
     for axes in found:
         axes.grid(True, alpha=0.3)
+        axes.set_axisbelow(True)
+        axes.set_prop_cycle(color=COLOURS)
+        axes.spines[["top", "right"]].set_visible(False)
     return figure, list(found)
 
 

@@ -7,29 +7,40 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from pathlib import Path
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1c2430}
+body{max-width:72rem;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.55rem;letter-spacing:-.02em;font-weight:640}
+h2,h3{font-weight:620;margin:1.6rem 0 .4rem}h3{font-size:1rem}
 table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}
-td,th{padding:.25rem .8rem;text-align:right;border-bottom:1px solid #d8dee6;vertical-align:top;white-space:nowrap}
+th{color:var(--muted);font-weight:500}
+td,th{padding:.28rem .8rem;text-align:right;border-bottom:1px solid var(--line);vertical-align:top;white-space:nowrap}
 td:first-child,th:first-child,.left{text-align:left;white-space:normal}
 table.bars td{border:0;padding:.1rem .8rem}
 table.bars td:last-child{width:24rem;text-align:left}
-.bar{height:.8rem;background:#2b6cb0}
-pre{background:#f4f6f8;padding:1rem;white-space:pre-wrap;overflow-wrap:anywhere}
+.bar{height:.8rem;background:var(--c1);border-radius:3px}
+.heat{border-spacing:0}.heat td,.heat th{border:0;padding:0 1px;text-align:left;font-size:.8rem}
+.heat td:first-child{padding-right:.6rem;white-space:nowrap}
+.heat th span{writing-mode:vertical-rl;transform:rotate(180deg);white-space:pre;max-height:7rem;overflow:hidden}
+.heat i{display:block;width:1.1rem;height:1rem;border-radius:2px;background:var(--c1)}
+.scroll{overflow-x:auto}
+pre{background:var(--sunken);padding:1rem;white-space:pre-wrap;overflow-wrap:anywhere;border-radius:var(--radius)}
 ul{margin:.2rem 0}
-svg{max-width:100%;height:auto}
-.bad{color:#b3261e;font-weight:600}.warn{color:#8a5a00}.kind{font-weight:600}.note{color:#5b6675}
+svg{max-width:100%;height:auto;background:#fff;border:1px solid var(--line);border-radius:var(--radius);padding:.4rem}
+.kind{font-weight:600}
 """
+TOKENS = (Path(__file__).parent / "kit" / "tokens.css").read_text()
 
 
 def page(title: str, parts: Sequence[str]) -> str:
     """The whole page."""
     return "\n".join([
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        f"<title>{safe(title)}</title><style>{STYLE}</style></head><body>",
+        f"<title>{safe(title)}</title><style>{TOKENS}{STYLE}</style></head><body>",
         heading(title, 1), *parts, "</body></html>\n",
     ])  # fmt: skip
 
@@ -79,3 +90,16 @@ def bars(rows: Sequence[tuple[str, str, float]]) -> str:
         for name, figure, share in rows
     ]
     return f'<table class="bars"><tbody>{"".join(lines)}</tbody></table>'
+
+
+def heat(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> str:
+    """Shares from 0 to 1 as cells, the darker the more."""
+    head = "".join(f"<th><span>{safe(name)}</span></th>" for name in ("", *columns))
+    lines = [f"<tr><td>{safe(name)}</td>{''.join(map(_cell, shares))}</tr>" for name, shares in rows]
+    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<div class="scroll"><table class="heat">{body}</table></div>'
+
+
+def _cell(share: float) -> str:
+    """The square root, so that small shares show."""
+    return f'<td title="{share:.3f}"><i style="opacity:{max(0.0, share) ** 0.5:.2f}"></i></td>'

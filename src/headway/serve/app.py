@@ -42,13 +42,14 @@ from headway.serve.limits import BodyBudget
 from headway.serve.logs import log_access
 from headway.serve.metrics import CONTENT_TYPE, HttpDone, ServerMetrics, render
 from headway.serve.openapi import document
+from headway.serve.pages import FILES, Pages
 from headway.serve.quotas import Quota, Quotas
 from headway.serve.receipts import RECEIPT_HEADER, itemised
 from headway.serve.store import Conversations
 from headway.serve.text import PromptReader
 from headway.serve.text_pool import TextPool
 
-PROBES = ("/health", "/ready")  # need no key
+OPEN = ("/", "/health", "/ready")  # need no key, nor do the page's files
 CLIENT_GONE = 499  # counted, never sent
 _SLASHES = re.compile("//+")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
@@ -95,6 +96,7 @@ class Api:
         self._grammars = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._checking: Counter[str] = Counter()  # grammars, by key
         self._document = document()
+        self._pages = Pages(self.find, self._price)
         self.created = created
         self.lora_folder = lora_folder
         self.conversations = Conversations()
@@ -102,7 +104,7 @@ class Api:
     def routes(self) -> list[Route]:
         return [
             *[self._route(endpoint) for dialect in DIALECTS for endpoint in dialect.endpoints],
-            Route("/", self.root),
+            *self._pages.routes(),
             Route("/health", self.health),
             Route("/ready", self.readiness),
             Route("/metrics", self.metrics),
@@ -242,10 +244,6 @@ class Api:
         series = [*self._metrics.series(), *(one for model in self.models for one in model.series())]
         return Response(render(series), media_type=CONTENT_TYPE)
 
-    async def root(self, request: Request) -> Response:
-        """For people, and for clients of Ollama, which look here whether a server is there."""
-        return Response("Headway is running; GET /openapi.json lists its routes\n", media_type="text/plain")
-
     async def version(self, request: Request) -> Response:
         return _json({"version": headway.__version__})
 
@@ -347,7 +345,8 @@ class Gate:
     ) -> None:
         headers = scope["headers"]
         check_host(headers, open_to_all=not self._keys, trusted_origin=trusted_origin)
-        scope["headway.tenant"] = "" if scope["path"] in PROBES else self._keys.tenant(headers)
+        is_open = scope["path"] in OPEN or scope["path"].startswith(FILES)
+        scope["headway.tenant"] = "" if is_open else self._keys.tenant(headers)
         scope["app"] = self  # makes Starlette's router raise HTTPException instead of answering in plain text
         await self._router(scope, receive, reply)
 

@@ -292,6 +292,8 @@ class _Life:
                 who = model.name if self._whose(model) else "the model"
                 self._say(f"{who} has no chat template: it completes texts, and conversations are refused")
         self._say(f"try it: {self._example(url)}")
+        if self._options.uds is None:
+            self._say(f"or in a browser: {url}/")
 
     def _example(self, url: str) -> str:
         """A command that asks this server something, ready to be pasted."""

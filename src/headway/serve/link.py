@@ -12,8 +12,20 @@ import msgspec
 from headway.core.errors import BadInput, EngineDead, HeadwayError
 from headway.core.events import Admitted, AnyEvent
 from headway.core.receipts import Receipt
-from headway.engine.ipc import Adapters, Channel, Explained, Failed, Ready, Status, Stop, Turn, make_folder
-from headway.engine.messages import Cancel, Delta, Explain, LoadAdapter, Refusal, Submit, UnloadAdapter
+from headway.engine.ipc import (
+    Adapters,
+    Answered,
+    Channel,
+    Explained,
+    Failed,
+    Looked,
+    Ready,
+    Status,
+    Stop,
+    Turn,
+    make_folder,
+)
+from headway.engine.messages import Cancel, Delta, Explain, LoadAdapter, Look, Refusal, Submit, UnloadAdapter
 from headway.serve.admission import Backlog
 
 STOP_SECONDS = 5.0  # the engine gets this long to exit by itself
@@ -92,6 +104,7 @@ class EngineLink:
         dead: the process has ended.
         adapters: path of each LoRA adapter that requests may name.
         status: the cache after the last turn.
+        watchers: told of every turn, before those who wait for its outputs; empty unless somebody looks.
         turned: `time.monotonic()` of the last turn.
     """
 
@@ -103,7 +116,7 @@ class EngineLink:
         self._on_event = on_event
         self._inboxes: dict[str, Inbox] = {}  # by request
         self._open: set[Inbox] = set()
-        self._asked: dict[str, asyncio.Future[Adapters | Explained]] = {}  # and not answered yet
+        self._asked: dict[str, asyncio.Future[Answered]] = {}  # and not answered yet
         self.adapters: dict[str, str] = {}
         self._settled = asyncio.Event()
         self._ended = asyncio.Event()
@@ -112,6 +125,7 @@ class EngineLink:
         self.failed: Failed | None = None
         self.dead = False
         self.status = Status()
+        self.watchers: set[Callable[[Turn], None]] = set()
         self.turned = time.monotonic()
 
     async def start(self) -> None:
@@ -181,8 +195,8 @@ class EngineLink:
             self._inboxes[submit.id] = inbox
             self.backlog.add(submit)
 
-    async def ask(self, command: LoadAdapter | UnloadAdapter | Explain) -> Adapters | Explained:
-        """Have the engine load or forget a LoRA adapter, or look into its cache.
+    async def ask(self, command: LoadAdapter | UnloadAdapter | Explain | Look) -> Answered:
+        """Have the engine load or forget a LoRA adapter, look into its cache, or say what it holds.
 
         Raises:
             EngineDead: there is no engine.
@@ -200,6 +214,11 @@ class EngineLink:
             field, _, why = report.problem.partition(": ")
             raise BadInput(field, why)
         return report
+
+    def tenant_of(self, id: str) -> str | None:
+        """Whose a request is that waits for outputs; None = nobody does."""
+        inbox = self._inboxes.get(id)
+        return None if inbox is None else inbox.submits[0].tenant
 
     def close(self, inbox: Inbox) -> None:
         """Stop listening; what is unfinished is cancelled. Idempotent."""
@@ -229,12 +248,12 @@ class EngineLink:
                 self._settled.set()
             elif isinstance(report, Failed):
                 self.failed = report
-            elif isinstance(report, Adapters | Explained):
+            elif isinstance(report, Adapters | Explained | Looked):
                 self._answered(report)
         for inbox in woken:
             inbox.wake()
 
-    def _answered(self, report: Adapters | Explained) -> None:
+    def _answered(self, report: Answered) -> None:
         if isinstance(report, Adapters):
             self.adapters = report.loaded
         asked = self._asked.get(report.id)
@@ -244,6 +263,8 @@ class EngineLink:
     def _turn(self, turn: Turn, woken: dict[Inbox, None]) -> None:
         self.turned = time.monotonic()
         self.status = turn.status
+        for watch in self.watchers:
+            watch(turn)
         for event in turn.events:
             self.backlog.fold(event)
             self._on_event(event)

@@ -46,10 +46,15 @@ def document() -> bytes:
         else:
             paths[path] = _post(endpoint.summary, schema_of[endpoint.body], endpoint.stream_type)
     paths |= {
-        "/": _get("Says that the server runs.", kind="text/plain"),
+        "/": _get(
+            "The chat page for browsers; else says that the server runs. Needs no key.",
+            kind="text/plain",
+            open_to_all=True,
+        ),
         "/health": _get("Liveness: the engine steps on. Needs no key.", open_to_all=True),
         "/ready": _get("Readiness: requests are accepted. Needs no key.", open_to_all=True),
         "/metrics": _get("Prometheus metrics.", kind="text/plain"),
+        "/v1/live": _get("What an engine holds now; as server-sent events, from now on."),
         "/version": _get("Version of the server."),
     }
     security = {"key": {"type": "http", "scheme": "bearer"}}

@@ -9,11 +9,11 @@ from headway.metrics.document import intervals, latencies, number, rates, target
 from headway.metrics.figures import Draw, plots_of
 from headway.metrics.files import to_json
 from headway.report.document import Document, Drawing, Folded, Grid, Part, Text
+from headway.report.figures import COLOURS
 from headway.report.units import dollars, of_devices
 from headway.simulate.play import Played
 from headway.simulate.trail import PARTS
 
-COLOURS = ("#2b6cb0", "#b3261e", "#2f855a", "#d9a441", "#6b46c1", "#0b7285", "#718096")  # of policies
 SERIES = (("queue", "requests waiting"), ("running", "requests running"), ("kv_use", "share of cache blocks owned"))
 
 

@@ -14,12 +14,12 @@ from headway.core.clock import to_ps
 from headway.core.errors import BadInput
 from headway.metrics.figures import Draw
 from headway.report.document import Document, Drawing, Grid, Text
+from headway.report.figures import COLOURS
 from headway.roofline.hardware import find_hardware
 from headway.roofline.step import decode_step
 from headway.shape.catalogue import find_model
 from headway.simulate.arrivals import Arrivals, Closed, Lengths, rows_of
 from headway.simulate.deploy import Deployed, EngineSetup, deployed
-from headway.simulate.document import COLOURS
 from headway.simulate.play import Played, play
 from headway.simulate.workload import Ask, made_up
 from headway.traffic.load import Load
