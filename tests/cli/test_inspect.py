@@ -59,12 +59,7 @@ def test_stages_are_those_of_the_sampler(model: Path) -> None:
     assert [stage.active for stage in stages] == [True, True, True, True, True, False]
     assert stages[3].survivors == 20 and stages[4].survivors <= 20
     assert all(len(stage.top) == min(5, stage.survivors) for stage in stages)
-    assert (
-        len(found.stages)
-        == len(found.drawn)
-        == len(found.embedding)
-        == len(found.tokens) - 0 - (found.drawn[-1] == found.tokens[-1])
-    )
+    assert len(found.stages) == len(found.drawn) == len(found.embedding) == len(found.tokens) - 1
     logits = np.random.default_rng(0).normal(size=300).astype(np.float32)
     row = row_before((1, 2, 3), 3, SAMPLED)
     assert trace(logits, row, 3).stages[3].survivors == 20

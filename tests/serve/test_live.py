@@ -58,17 +58,38 @@ def await_rows(server: Server, count: int, **headers: str) -> dict[str, Any]:
     raise AssertionError(f"never {count} requests at once")
 
 
-def samples(server: Server, seconds: float, **headers: str) -> list[dict[str, Any]]:
-    """What a watcher is told in so much time."""
-    found = []
-    end = time.monotonic() + seconds
-    with httpx.stream("GET", f"{server.url}/v1/live", headers={**STREAM, **headers}, timeout=10) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: "):
-                found.append(json.loads(line[6:]))
-            if time.monotonic() > end:
-                return found
-    return found
+@contextmanager
+def watching(server: Server, *keys: str) -> Iterator[list[list[dict[str, Any]]]]:
+    """What each key is told while the block runs, and a moment longer."""
+    found: list[list[dict[str, Any]]] = [[] for _ in keys]
+    done = threading.Event()
+
+    def watch(key: str, told: list[dict[str, Any]]) -> None:
+        headers = STREAM | ({"authorization": f"Bearer {key}"} if key else {})
+        with httpx.stream("GET", f"{server.url}/v1/live", headers=headers, timeout=10) as response:
+            left = 3  # samples after the block's end
+            for line in response.iter_lines():
+                if line.startswith("data: "):
+                    told.append(json.loads(line[6:]))
+                    left -= done.is_set()
+                if not left:
+                    return
+
+    watchers = [threading.Thread(target=watch, args=pair) for pair in zip(keys, found, strict=True)]
+    for watcher in watchers:
+        watcher.start()
+    for _ in range(1000):
+        if all(found):
+            break
+        time.sleep(0.01)
+    yield found
+    done.set()
+    for watcher in watchers:
+        watcher.join()
+
+
+def events_of(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for sample in samples for event in sample["events"]]
 
 
 def test_a_sample_agrees_with_the_metrics_and_with_itself(busy: Server) -> None:
@@ -93,16 +114,12 @@ def ids(runs: list[int]) -> Iterator[int]:
 
 def test_a_watcher_is_told_every_step_and_every_fate(busy: Server) -> None:
     before = busy.wait_idle(5)["headway:steps_total"]
-    found: list[dict[str, Any]] = []
-    watcher = threading.Thread(target=lambda: found.extend(samples(busy, 2.5)))
-    watcher.start()
-    time.sleep(0.2)
-    busy.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "say:hello"}]})
-    steps = busy.wait_idle(5)["headway:steps_total"] - before
-    watcher.join()
-    told = [event for sample in found for event in sample["events"]]
+    with watching(busy, "") as (found,):
+        busy.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "say:hello"}]})
+        steps = busy.wait_idle(5)["headway:steps_total"] - before
+    told = events_of(found)
     kinds = [event["k"] for event in told]
-    assert kinds.count("step") == steps and len(found) <= 26
+    assert kinds.count("step") == steps
     number = next(event["n"] for event in told if event["k"] == "queued")
     assert [event["k"] for event in told if event.get("n") == number] == [
         "queued", "admitted", "first", "finished", "receipt"
@@ -121,34 +138,24 @@ def test_other_keys_see_lengths_only(tmp_path: Path) -> None:
     server = Server({"api_key_file": str(keys), "engine": {"seconds": 0.005}})
     try:
         assert httpx.get(f"{server.url}/v1/live").status_code == 401
-        found: dict[str, list[dict[str, Any]]] = {}
-        watchers = [
-            threading.Thread(
-                target=lambda key=key: found.update({key: samples(server, 1.5, authorization=f"Bearer {key}")})  # type: ignore[misc]
-            )
-            for key in ("one", "two")
-        ]
-        for watcher in watchers:
-            watcher.start()
-        time.sleep(0.2)
-        body = {"messages": [{"role": "user", "content": "say:" + "secret" * 20}]}
-        server.post("/v1/chat/completions", body, headers={"authorization": "Bearer one"})
-        for watcher in watchers:
-            watcher.join()
-        for key, own in (("one", True), ("two", False)):
-            rows = [row for sample in found[key] for row in sample["rows"]]
-            told = [event for sample in found[key] for event in sample["events"]]
+        with watching(server, "one", "two") as found:
+            body = {"messages": [{"role": "user", "content": "say:" + "secret" * 20}]}
+            server.post("/v1/chat/completions", body, headers={"authorization": "Bearer one"})
+        for samples, own in zip(found, (True, False), strict=True):
+            rows = [row for sample in samples for row in sample["rows"]]
+            told = events_of(samples)
             assert rows and {row["own"] for row in rows} == {own} and {row["id"] is None for row in rows} == {not own}
             assert [event["k"] for event in told].count("receipt") == own
             assert [event["id"] is None for event in told if event["k"] == "queued"] == [not own]
-            assert "secret" not in json.dumps(found[key])
+            assert "secret" not in json.dumps(samples)
     finally:
         server.kill()
 
 
 def test_nobody_looks_and_nothing_is_kept(busy: Server) -> None:
     for _ in range(MOST_WATCHERS + 4):  # those who leave make room
-        samples(busy, 0.0)
+        with httpx.stream("GET", f"{busy.url}/v1/live", headers=STREAM) as response:
+            assert response.status_code == 200 and next(response.iter_lines()).startswith("data: ")
     with httpx.stream("GET", f"{busy.url}/v1/live", headers=STREAM) as response:
         assert response.status_code == 200
 

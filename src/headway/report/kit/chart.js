@@ -4,17 +4,18 @@ import { colour, digits, saveFile } from "./kit.js";
 
 const { uPlot } = window;
 
-/** A chart in `element`.
+/** A chart in `element`. `label`: what it shows, for those who cannot see it.
  *
  *  series: [{label, colour: a name of tokens.css, dash, points: only these, no line, step, fill}]
  *  x, y: {label, log, format: number -> text, min, max, time: numbers are seconds before now} */
 export class Chart {
-  constructor(element, { series, x = {}, y = {}, height = 220 }) {
+  constructor(element, { label, series, x = {}, y = {}, height = 220 }) {
     this.element = element;
     this.options = { series, x, y, height };
     this.data = [[], ...series.map(() => [])];
     element.classList.add("chart");
     element.setAttribute("role", "img");
+    element.setAttribute("aria-label", label);
     this.#build();
     new ResizeObserver(() => {
       if (element.clientWidth && element.clientWidth !== this.plot.width) this.plot.setSize(this.#size());

@@ -21,10 +21,12 @@ let pool = 0;
 // Set up
 
 const batch = new Chart($("batch"), {
+  label: "Requests running and waiting over time",
   series: [{ label: "running", colour: "c1", step: true, fill: true }, { label: "waiting", colour: "c2", step: true }],
   x: { label: "seconds ago", format: (value) => digits(-value) },
 });
 const steps = new Chart($("steps"), {
+  label: "Measured and predicted time of each step",
   series: [{ label: "measured", colour: "c1", points: 3 }, { label: "predicted", colour: "c3", points: 3 }],
   x: { label: "seconds ago", format: (value) => digits(-value) }, y: { format: duration },
 });
