@@ -80,7 +80,7 @@ def table(now: View, seconds: float, history: Sequence[View] = ()) -> Table:
         "tokens/s": f"{now.output_rate:.1f} out, {now.prompt_rate:.1f} prompt",
         "KV cache": f"[{'#' * full}{'.' * (BAR - full)}] {now.kv_usage:.1%}".replace("[", r"\["),
     }
-    courses = (
+    courses: tuple[list[float], ...] = (
         [one.running for one in history],
         [one.output_rate for one in history],
         [one.kv_usage for one in history],
