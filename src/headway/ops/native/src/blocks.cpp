@@ -142,19 +142,19 @@ void mxfp4(const uint8_t* b, uint8_t* codes) {
 }
 
 constexpr BlockFormat FORMATS[] = {
-    {"q8_0", 32, 34, Storage::int8, false, 32, false, one_scale, q8_0},
-    {"q4_0", 32, 18, Storage::int4, false, 32, false, one_scale, q4_0},
-    {"q4_1", 32, 20, Storage::int4, true, 32, false, scale_and_minimum, q4_1},
-    {"q5_0", 32, 22, Storage::int8, false, 32, false, one_scale, q5_0},
-    {"q5_1", 32, 24, Storage::int8, true, 32, false, scale_and_minimum, q5_1},
-    {"q2_k", 256, 84, Storage::int4, true, 16, true, q2_k_scales, q2_k},
-    {"q3_k", 256, 110, Storage::int4, false, 16, true, q3_k_scales, q3_k},
-    {"q4_k", 256, 144, Storage::int4, true, 32, true, q4_k_scales, q4_k},
-    {"q5_k", 256, 176, Storage::int8, true, 32, true, q4_k_scales, q5_k},
-    {"q6_k", 256, 210, Storage::int8, false, 16, true, q6_k_scales, q6_k},
-    {"iq4_nl", 32, 18, Storage::int8, false, 32, false, one_scale, iq4_nl},
-    {"mxfp4", 32, 17, Storage::int8, false, 32, true, mxfp4_scale, mxfp4},
-    {"iq4_xs", 256, 136, Storage::int8, false, 32, true, iq4_xs_scales, iq4_xs},
+    {"q8_0", 32, 34, Storage::int8, false, 32, false, false, one_scale, q8_0},
+    {"q4_0", 32, 18, Storage::int4, false, 32, false, false, one_scale, q4_0},
+    {"q4_1", 32, 20, Storage::int4, true, 32, false, false, scale_and_minimum, q4_1},
+    {"q5_0", 32, 22, Storage::int8, false, 32, true, false, one_scale, q5_0},
+    {"q5_1", 32, 24, Storage::int8, true, 32, false, false, scale_and_minimum, q5_1},
+    {"q2_k", 256, 84, Storage::int4, true, 16, false, true, q2_k_scales, q2_k},
+    {"q3_k", 256, 110, Storage::int4, false, 16, false, true, q3_k_scales, q3_k},
+    {"q4_k", 256, 144, Storage::int4, true, 32, false, true, q4_k_scales, q4_k},
+    {"q5_k", 256, 176, Storage::int8, true, 32, false, true, q4_k_scales, q5_k},
+    {"q6_k", 256, 210, Storage::int8, false, 16, true, true, q6_k_scales, q6_k},
+    {"iq4_nl", 32, 18, Storage::int8, false, 32, false, false, one_scale, iq4_nl},
+    {"mxfp4", 32, 17, Storage::int8, false, 32, true, true, mxfp4_scale, mxfp4},
+    {"iq4_xs", 256, 136, Storage::int8, false, 32, false, true, iq4_xs_scales, iq4_xs},
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "simd_avx2.h"
 
+#include "kernels_pairs.h"
 #include "kernels_table.h"
 
 namespace headway {

@@ -1,5 +1,6 @@
 #include "simd_avx512.h"
 
+#include "kernels_integers.h"
 #include "kernels_table.h"
 
 namespace headway {

@@ -1,5 +1,6 @@
 #include "simd_scalar.h"
 
+#include "kernels_integers.h"
 #include "kernels_table.h"
 
 namespace headway {

@@ -29,10 +29,11 @@ struct Activations {
 
   // Inputs that share a scale are the weights' groups: x = scale * q.
   int group = 0;
-  float* scale = nullptr;      // [rows][groups], of groups larger than LARGEST_STEPPED
-  int32_t* step = nullptr;     // the same of the others: see HALF_STEP
+  float* scale = nullptr;      // [rows][groups]; of groups up to LARGEST_STEPPED only paired kernels have it,
+  int32_t* step = nullptr;     // and others this in its place: see HALF_STEP
   float* sum = nullptr;        // [rows][groups]: scale times the sum of q, what a group's minimum is multiplied by
   int32_t* offset8 = nullptr;  // [rows][groups]: -zero times the sum of q, with the zero of 8-bit codes
+  int32_t* offset6 = nullptr;  // the same for narrow ones, less what paired kernels take from those
   int32_t* offset4 = nullptr;  // the same for 4-bit codes
 
   int groups() const { return (int)ceil_div(depth, group); }

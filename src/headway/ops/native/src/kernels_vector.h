@@ -142,13 +142,14 @@ void quantise(const float* x, int begin, int end, Activations& a, int row) {
     }
     const int32_t total = Simd::sum_i(sum);
     const size_t at = (size_t)row * a.groups() + g / a.group;
-    if (stepped) {
+    if (stepped && STEPS) {
       a.step[at] = scale.step;
     } else {
       a.scale[at] = scale.factor;
     }
     a.sum[at] = scale.factor * (float)total;
-    a.offset8[at] = -Simd::ZERO8 * total;
+    a.offset8[at] = -128 * total;
+    a.offset6[at] = -32 * total;
     a.offset4[at] = -8 * total;
   }
 }

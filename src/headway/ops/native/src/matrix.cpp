@@ -310,6 +310,7 @@ Matrix pack(const std::vector<const uint8_t*>& data, size_t bytes, const std::st
   if (source.blocks) {
     m.storage = source.blocks->storage;
     m.has_min = source.blocks->has_min;
+    m.narrow = source.blocks->narrow;
     m.group = source.blocks->group;
     if (source.blocks->products) m.unit = unit();
     fill = pack_blocks;

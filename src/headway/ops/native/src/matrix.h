@@ -9,7 +9,7 @@
 // A weight is scale * (code - zero) * unit, zero = 128 (int8) or 8 (int4); with minima (scale * code + minimum) * unit.
 // No scale is 0: a group of zeros has codes of 0. The last group of a row may be shorter; inputs are padded to a
 // multiple of 16 with weights of zero effect.
-// Codes with minima start at 0, and 8-bit ones are at most 127: so dot products need no correction for a zero.
+// Codes with minima start at 0, and 8-bit ones are at most 31: so dot products need no correction for a zero.
 // Scales are float16, so plain scales of GGUF files are kept bit by bit, and products of two numbers (K formats) are
 // rounded to 11 bits; `unit`, a power of two, keeps those and the scales of tensors quantised here inside its range.
 #pragma once
@@ -36,6 +36,7 @@ struct Matrix {
   int group = 0;   // inputs per scale; 16, 32, 64 or 128
   int depth;       // in, padded
   float unit = 1;
+  bool narrow = false;  // 8-bit codes without minima are within 32 of their zero
   bool finite = true;  // all weights are numbers
   size_t tile_bytes;
   Buffer data;

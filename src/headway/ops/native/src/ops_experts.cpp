@@ -104,7 +104,7 @@ void RouteOp::run(Step& step, Worker& worker) const {
 
 namespace {
 
-size_t gathered_bytes(int width, int rows) { return rows * (stride_of(width) * 4 + ceil_div(width, SMALLEST_GROUP) * 16) + 64 * 5; }
+size_t gathered_bytes(int width, int rows) { return rows * (stride_of(width) * 4 + ceil_div(width, SMALLEST_GROUP) * 20) + 64 * 6; }
 
 // The rows of a block side by side, in the form that `w` meets: where they are if it is one, else copies in `scratch`.
 Activations gather(const Step& step, int x, const Matrix& w, const int32_t* slots, int active, int rows, uint8_t* scratch, int& row) {
@@ -137,6 +137,7 @@ Activations gather(const Step& step, int x, const Matrix& w, const int32_t* slot
   }
   copy(a.sum, a.groups());
   copy(a.offset8, a.groups());
+  copy(a.offset6, a.groups());
   copy(a.offset4, a.groups());
   return a;
 }

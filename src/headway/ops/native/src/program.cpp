@@ -20,7 +20,7 @@ void RowBuffer::each(Self& self, int rows, Each&& each) {
     if (!(self.forms & headway::integers(GROUPS[i]))) continue;
     auto& form = self.integers[i];
     each(form.q, rows * stride_of(self.width));
-    for (auto* buffer : {&form.scale, &form.sum, &form.offset8, &form.offset4}) {
+    for (auto* buffer : {&form.scale, &form.sum, &form.offset8, &form.offset6, &form.offset4}) {
       each(*buffer, (size_t)rows * ceil_div(self.width, GROUPS[i]) * 4);
     }
   }
@@ -53,6 +53,7 @@ Activations Step::activations(int number, int group) const {
     a.step = buffer.integers[i].scale.as<int32_t>();  // a group's size decides which of the two it has
     a.sum = buffer.integers[i].sum.as<float>();
     a.offset8 = buffer.integers[i].offset8.as<int32_t>();
+    a.offset6 = buffer.integers[i].offset6.as<int32_t>();
     a.offset4 = buffer.integers[i].offset4.as<int32_t>();
   }
   return a;

@@ -13,7 +13,6 @@ struct Simd {
   using I = __m256i;  // 8 int32 or 32 bytes
   static constexpr int W = 8;
   static constexpr int ROWS = 2;
-  static constexpr int ZERO8 = 0;  // dot8 knows that 8-bit weights are stored 128 too large
   static constexpr bool BF16_DOT = false;
 
   HW_INLINE F zero() { return _mm256_setzero_ps(); }
@@ -111,11 +110,20 @@ struct Simd {
   HW_INLINE I low_nibbles(I a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
   HW_INLINE I high_nibbles(I a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(15)); }
 
-  // maddubs adds pairs with saturation, so the unsigned side must stay <= 128: take the sign to the activations.
-  HW_INLINE I dot8(I acc, I weights, I activations) {
-    const I w = _mm256_xor_si256(weights, _mm256_set1_epi8((char)0x80));
-    return dot4(acc, _mm256_abs_epi8(w), _mm256_sign_epi8(activations, w));
+  // Unsigned bytes times signed ones; 16-bit sums of two. They saturate beyond 129 * 127 * 2.
+  HW_INLINE I multiply_pairs(I weights, I activations) { return _mm256_maddubs_epi16(weights, activations); }
+  HW_INLINE I add_16(I a, I b) {  // as asm, or GCC would make a tree of a chain of sums, and keep its leaves in memory
+    asm("vpaddw %1, %0, %0" : "+x"(a) : "x"(b));
+    return a;
   }
+  HW_INLINE I add_32(I a, I b) {
+    asm("vpaddd %1, %0, %0" : "+x"(a) : "x"(b));
+    return a;
+  }
+  HW_INLINE I widen_pairs(I a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
+  HW_INLINE I magnitude_bytes(I a) { return _mm256_abs_epi8(a); }
+  HW_INLINE I signed_like(I a, I sign) { return _mm256_sign_epi8(a, sign); }  // 0 where that is 0
+  HW_INLINE I sub_bytes(I a, int by) { return _mm256_sub_epi8(a, _mm256_set1_epi8((char)by)); }
   HW_INLINE I dot4(I acc, I weights, I activations) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(weights, activations), _mm256_set1_epi16(1)));
   }

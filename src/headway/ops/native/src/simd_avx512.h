@@ -13,7 +13,6 @@ struct Simd {
   using I = __m512i;  // 16 int32 or 64 bytes
   static constexpr int W = 16;
   static constexpr int ROWS = 6;   // token rows of a linear micro-kernel: 6 x 2 int and 6 x 2 float accumulators
-  static constexpr int ZERO8 = 128;  // what dot8 takes every 8-bit weight for too large by
 #if defined(__AVX512BF16__)
   static constexpr bool BF16_DOT = true;
 #else

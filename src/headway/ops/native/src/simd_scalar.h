@@ -34,7 +34,6 @@ struct Simd {
   using I = Ints;
   static constexpr int W = 8;
   static constexpr int ROWS = 2;
-  static constexpr int ZERO8 = 128;
   static constexpr bool BF16_DOT = false;
 
   HW_INLINE F zero() { return set1(0.0f); }
