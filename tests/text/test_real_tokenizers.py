@@ -61,6 +61,9 @@ def described(name: str, **more: Any) -> dict[str, Any]:
     for token in file["added_tokens"]:
         vocab[token["content"]] = token["id"]
         types[token["content"]] = 3 if token["special"] else 4
+    for gap in set(range(max(vocab.values()))) - set(vocab.values()):
+        vocab[f"[PAD{gap}]"] = gap
+        types[f"[PAD{gap}]"] = 5
     tokens = sorted(vocab, key=vocab.__getitem__)
     header: dict[str, Any] = {"tokens": tokens, "token_type": [types[token] for token in tokens], **more}
     merges = file["model"]["merges"]
@@ -126,13 +129,14 @@ FAMILIES = {
     "llama3_1": (lambda: byte_level("llama3_1", "llama-bpe"), "<|begin_of_text|>", "<|eot_id|>"),
     "gemma3": (gemma_3, "<bos>", "<end_of_turn>"),
     "gptoss": (lambda: byte_level("gptoss", "gpt-4o"), None, "<|return|>"),
+    "gpt35turbo": (lambda: byte_level("gpt35turbo", "dbrx"), None, "<|endoftext|>"),  # OLMo 2's and Phi 4's rule
     "deepseek_v3": (
         lambda: byte_level("deepseek_v3", "deepseek-v3"), "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>",
     ),
 }  # fmt: skip
 
 
-LARGE = {"gptoss", "llama3_1"}  # their rules differ little from the others', their merges are many
+LARGE = {"gptoss", "llama3_1", "gpt35turbo"}  # their rules differ little from the others', their merges are many
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in FAMILIES])
