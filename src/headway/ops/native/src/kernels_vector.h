@@ -120,37 +120,48 @@ HW_INLINE Scale scale_of(float largest, bool stepped) {
   return {largest < 1e-35f ? 0.0f : largest / 127.0f, 0};  // below, 127 / largest would overflow
 }
 
-// A group with an infinity or NaN gets the scale NaN, so its row's results are NaN and nothing is hidden.
-void quantise(const float* x, int begin, int end, Activations& a, int row) {
+// Inputs [g, g + n) of a row, a group, from p. A group with an infinity or NaN gets the scale NaN, so its row's results
+// are NaN and nothing is hidden.
+HW_INLINE void quantise_group(const float* p, int g, int n, Activations& a, int row) {
   const bool stepped = a.group <= LARGEST_STEPPED;
-  int8_t* q = a.q + row * a.stride;
+  int8_t* q = a.q + row * a.stride + g;
+  Simd::I bits = Simd::zero_i();
+  for (int i = 0; i < n; i += Simd::W) bits = Simd::max_i(bits, Simd::magnitude_bits(load_part(p + i, n - i)));
+  const float largest = bits_to_float((uint32_t)Simd::largest_i(bits));
+  const Scale scale = scale_of(largest, stepped);
+  const bool broken = scale.factor != scale.factor;
+  const Simd::F by = Simd::set1(broken || scale.factor == 0 ? 0.0f : stepped ? 1.0f / scale.factor : 127.0f / largest);
+  Simd::I sum = Simd::zero_i();
+  for (int i = 0; i < round_up(n, SMALLEST_GROUP); i += Simd::W) {
+    Simd::I v = Simd::zero_i();
+    if (i < n && !broken) v = Simd::to_int(Simd::mul(load_part(p + i, n - i), by));
+    sum = Simd::add_i(sum, v);
+    Simd::store_bytes(q + i, v);
+  }
+  const int32_t total = Simd::sum_i(sum);
+  const size_t at = (size_t)row * a.groups() + g / a.group;
+  if (stepped && STEPS) {
+    a.step[at] = scale.step;
+  } else {
+    a.scale[at] = scale.factor;
+  }
+  a.sum[at] = scale.factor * (float)total;
+  a.offset8[at] = -128 * total;
+  a.offset6[at] = -32 * total;
+  a.offset4[at] = -8 * total;
+}
+
+void quantise(const float* x, int begin, int end, Activations& a, int row) {
   for (int g = begin; g < end; g += a.group) {
     const float* p = x + (g - begin);
     const int n = (int)least(a.group, end - g);
-    Simd::I bits = Simd::zero_i();
-    for (int i = 0; i < n; i += Simd::W) bits = Simd::max_i(bits, Simd::magnitude_bits(load_part(p + i, n - i)));
-    const float largest = bits_to_float((uint32_t)Simd::largest_i(bits));
-    const Scale scale = scale_of(largest, stepped);
-    const bool broken = scale.factor != scale.factor;
-    const Simd::F by = Simd::set1(broken || scale.factor == 0 ? 0.0f : stepped ? 1.0f / scale.factor : 127.0f / largest);
-    Simd::I sum = Simd::zero_i();
-    for (int i = 0; i < round_up(n, SMALLEST_GROUP); i += Simd::W) {
-      Simd::I v = Simd::zero_i();
-      if (i < n && !broken) v = Simd::to_int(Simd::mul(load_part(p + i, n - i), by));
-      sum = Simd::add_i(sum, v);
-      Simd::store_bytes(q + g + i, v);
-    }
-    const int32_t total = Simd::sum_i(sum);
-    const size_t at = (size_t)row * a.groups() + g / a.group;
-    if (stepped && STEPS) {
-      a.step[at] = scale.step;
+    if (n == 16) {  // known to the compiler, which then needs no loops
+      quantise_group(p, g, 16, a, row);
+    } else if (n == 32) {
+      quantise_group(p, g, 32, a, row);
     } else {
-      a.scale[at] = scale.factor;
+      quantise_group(p, g, n, a, row);
     }
-    a.sum[at] = scale.factor * (float)total;
-    a.offset8[at] = -128 * total;
-    a.offset6[at] = -32 * total;
-    a.offset4[at] = -8 * total;
   }
 }
 
