@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,6 +83,35 @@ def test_a_host_answers_refuses_cancels_and_stops(tmp_path: Path) -> None:
         assert isinstance(turn, Turn)
     api.send(Stop())
     thread.join(5)
+    assert not thread.is_alive()
+    api.close()
+    inner.close()
+
+
+def test_a_host_settles_until_it_is_asked_and_does_its_chores_when_nobody_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "QUIET_SECONDS", 0.02)
+    api, inner = Channel(tmp_path, api=True), Channel(tmp_path, api=False)
+    settled, done = threading.Event(), threading.Event()
+
+    def settling() -> Iterator[int]:
+        settled.set()
+        yield from itertools.count()
+
+    tray = EventTray()
+    loop = engine(tray.fold, max_rows=4)
+    ready = Ready("scripted", 4096, 260, 4)
+    loaded = Loaded(ready, loop, tray, Status, loop.close, settling=settling(), chores=(done.set,))
+    thread = threading.Thread(target=Host(inner, loaded).run, daemon=True)
+    thread.start()
+    assert settled.wait(60) and not done.is_set()
+    send_first(api, submit("a", "say:hi"))
+    while not any(isinstance(event, Finished) for event in api.receive().events):  # type: ignore[union-attr]
+        pass
+    assert done.wait(60)
+    api.send(Stop())
+    thread.join(60)
     assert not thread.is_alive()
     api.close()
     inner.close()

@@ -140,7 +140,7 @@ def tokenizer_source(checkpoint: Checkpoint, vocab_size: int) -> TokenizerSource
 def _gguf_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> TokenizerSource:
     fields = checkpoint.config
     tokens = fields.values.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+    if not isinstance(tokens, list) or set(map(type, tokens)) - {str}:
         raise fields.fault("tokenizer.ggml.tokens", "must be a list of strings")
     if len(tokens) > vocab_size:
         raise fields.fault(

@@ -41,7 +41,7 @@ class Excerpts:
         self._header = header
         self._cutter = cutter
         self._ids = {piece: id for id, piece in enumerate(cutter.pieces)}
-        self._lengths = sorted({len(piece) for piece in cutter.pieces})
+        self._lengths = sorted(set(map(len, cutter.pieces)))
 
     def of(self, text: str) -> tuple[Header, list[int]] | None:
         """A header that gives `text`, and what is left of it without control tokens, the tokens that this one gives
