@@ -46,6 +46,34 @@ def test_who_would_wait_too_long_is_refused_and_says_when_to_come_back() -> None
     assert refused.value.status == 503 and 9 < (refused.value.retry_after or 0) < 12
 
 
+def test_who_would_have_its_first_token_too_late_is_refused_at_once_and_says_when_to_come_back() -> None:
+    machine = Machine()
+    machine.scheduler._max_ttft = 5.0
+    machine.scheduler.add(machine.ask("a", 2000))
+    machine.scheduler.add(machine.ask("short", 10))
+    with pytest.raises(
+        Rejected, match=r"first token would take [67]\.\d s, and may take 5; try again in [12] s"
+    ) as refused:
+        machine.scheduler.add(machine.ask("b", 1000))
+    assert refused.value.status == 503
+    later = refused.value.retry_after or 0
+    machine.play([], until=later + 0.1)
+    machine.scheduler.add(machine.ask("b", 1000, at=to_seconds(machine.clock.now())))
+    assert "b" in machine.scheduler.state.rows, "it came back when it was told to"
+
+
+def test_a_prompt_that_takes_too_long_alone_is_not_told_to_come_back_unless_it_is_cached() -> None:
+    machine = Machine()
+    machine.scheduler._max_ttft = 5.0
+    with pytest.raises(Rejected, match=r"prompt: the 4000 tokens of it that are not cached take 8\.\d s") as refused:
+        machine.scheduler.add(machine.ask("long", 4000))
+    assert (refused.value.status, refused.value.retry_after) == (400, None)
+    machine.scheduler._max_ttft = None
+    machine.play([machine.ask("long", 4000, 1)])
+    machine.scheduler._max_ttft = 5.0
+    machine.scheduler.add(machine.ask("again", 4000, at=to_seconds(machine.clock.now())))
+
+
 def test_who_has_waited_too_long_ends_but_not_who_was_admitted() -> None:
     scheduler = Scheduler(limits_of(max_rows=1), key=b"k", max_wait=3.0)
     for id in "ab":

@@ -65,6 +65,16 @@ def test_what_cannot_be_explained_is_refused(server: Server, request_: dict[str,
     assert answer.status_code in (400, 404) and sentence in answer.json()["error"]["message"]
 
 
+def test_a_strict_server_refuses_unknown_fields_of_either_request(start: Callable[..., Server]) -> None:
+    server, known = start(strict=True), {"prompt": "a", "temperature": 0.5, "max_tokens": 3}
+    assert server.post("/v1/cache/explain", {**known, "against": known}).status_code == 200
+    for request in ({**known, "mood": 1}, {**known, "against": {**known, "mood": 1}}):
+        answer = server.post("/v1/cache/explain", request)
+        assert answer.status_code == 400 and "mood: this server does not know the field" in answer.text
+    lenient = start().post("/v1/cache/explain", {**known, "against": {**known, "mood": 1}})
+    assert lenient.status_code == 200 and lenient.headers["x-headway-ignored"] == "against.mood"
+
+
 def test_the_command_line_explains_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the built-in model's own tokenizer and template."""
     files = [tmp_path / "a.json", tmp_path / "b.json"]

@@ -133,3 +133,46 @@ def test_a_client_that_leaves_frees_its_place(start: Start) -> None:
     asyncio.run(leave())
     server.wait_idle(10)
     assert server.post("/v1/chat/completions", body | {"stream": False, "max_tokens": 1}).status_code == 200
+
+
+def test_reading_without_generating_counts_too(start: Start, tmp_path: Path) -> None:
+    server = start(requests_per_minute=5, input_tokens_per_minute=200)
+    turns = [{"role": "user", "content": "hello"}]
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/tokenize", {"prompt": "x" * 50}),
+        ("/detokenize", {"tokens": [65] * 30}),
+        ("/v1/messages/count_tokens", {"model": "scripted", "messages": turns}),
+        ("/v1/cache/explain", {"prompt": "y" * 20}),
+        ("/v1/cache/explain", {"prompt": "y" * 20, "against": {"prompt": "y" * 10}}),
+    ]
+    left = []
+    for path, body in asked:
+        answer = server.post(path, body)
+        assert answer.status_code == 200, answer.text
+        left.append([int(answer.headers[f"x-ratelimit-remaining-{kind}"]) for kind in ("requests", "tokens")])
+    assert [requests for requests, _ in left] == [4, 3, 2, 1, 0]
+    assert left[0][1] in (150, 149, 151) and left[-1][1] < left[-2][1] < left[1][1] < left[0][1]
+    refused = server.post("/tokenize", {"prompt": "x"})
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+    assert server.post("/tokenize", {"prompt": "x" * 300}).status_code == 400
+
+
+def cached(server: Server, key: str, prompt: str) -> int:
+    answer = server.post(
+        "/v1/completions", {"prompt": prompt, "max_tokens": 1}, headers={"authorization": f"Bearer {key}"}
+    )
+    return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_keys_share_cached_prefixes_only_where_the_operator_says_so(start: Start, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-one cache=team\nsk-two requests=99 cache=team\nsk-three\nsk-four\n")
+    prompt = "a shared beginning of many words, " * 8
+    server = start(api_key_file=str(keys))
+    assert cached(server, "sk-one", prompt) == 0 and cached(server, "sk-two", prompt) > 200
+    assert cached(server, "sk-three", prompt) == 0 and cached(server, "sk-four", prompt) == 0
+    shared = start(api_key_file=str(keys), share_cache=True)
+    assert cached(shared, "sk-three", prompt) == 0 and cached(shared, "sk-four", prompt) > 200
+    assert cached(shared, "sk-one", prompt) == 0, "it has named a cache of its own"
+    told = shared.post("/v1/cache/explain", {"prompt": prompt}, headers={"authorization": "Bearer sk-four"}).json()
+    assert told["reused_tokens"] > 200

@@ -137,12 +137,22 @@ def test_a_key_may_have_limits_and_be_a_digest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["sk-one requests", "sk-one requests=0", "sk-one requests=-1", "sk-one rate=3", "sk requests=1e3", "sha256:ab"],
+    [
+        "sk-one cache=",
+        "sk-one cache=a cache=b",
+        "sk-one cache=a/b",
+        "sk-one requests",
+        "sk-one requests=0",
+        "sk-one requests=-1",
+        "sk-one rate=3",
+        "sk requests=1e3",
+        "sha256:ab",
+    ],
 )
 def test_a_line_of_a_key_file_that_is_none_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "keys"
     path.write_text(f"sk-first\n{line}\n")
-    with pytest.raises(BadInput, match=r"--api-key-file.*(no limit|64 hex digits)"):
+    with pytest.raises(BadInput, match=r"--api-key-file.*(no limit|64 hex digits|stands once)"):
         read_keys(path)
 
 

@@ -40,9 +40,9 @@ class Explanation(msgspec.Struct, frozen=True):
     cached: tuple[int, ...] = ()
 
 
-def explain(cache: KVCache, tokens: Sequence[int], tenant: str = "", adapter: str = "") -> Explanation:
-    """Compare a prompt with everything cached for its tenant and adapter. Changes nothing."""
-    table = BlockTable(cache, tenant, adapter, len(tokens))
+def explain(cache: KVCache, tokens: Sequence[int], namespace: str = "", adapter: str = "") -> Explanation:
+    """Compare a prompt with everything cached in its namespace, for its adapter. Changes nothing."""
+    table = BlockTable(cache, namespace, adapter, len(tokens))
     size = cache.block_size
     names = table.name_blocks(tokens, (len(tokens) - 1) // size)
     reused = cache.lookup(names, tokens).length

@@ -1,4 +1,4 @@
-"""Names of full blocks: a 128-bit keyed hash chained over (parent, tokens), rooted in (tenant, adapter).
+"""Names of full blocks: a 128-bit keyed hash chained over (parent, tokens), rooted in (namespace, adapter).
 
 A name stands for a whole prefix, so equal names mean equal keys and values at equal positions. The key keeps a
 client from forging or probing collisions, and names from being compared across installations.
@@ -21,10 +21,10 @@ class BlockHasher:
         self._key = key
         self._packer = struct.Struct(f"<{block_size}q")  # little-endian everywhere: names may travel
 
-    def root(self, tenant: str, adapter: str, long: bool = False) -> bytes:
+    def root(self, namespace: str, adapter: str, long: bool = False) -> bytes:
         """Parent of first blocks. Tenants and adapters never share blocks, because their roots differ; nor do long rows
         of a model that computes those with other positions."""
-        salt = tenant.encode()
+        salt = namespace.encode()
         payload = len(salt).to_bytes(8, "little") + salt + adapter.encode()
         return blake2b(
             payload, digest_size=NAME_BYTES, key=self._key, person=b"headway-long" if long else b"headway-root"

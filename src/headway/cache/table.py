@@ -25,7 +25,7 @@ class BlockTable:
     """Blocks of one request in every KV group, and the names of its full blocks.
 
     Attributes:
-        root: what its first block follows; differs by tenant and adapter, and of long rows.
+        root: what its first block follows; differs by namespace and adapter, and of long rows.
         long: it is one, see `Capabilities.long_after`.
         blocks: per group, block ids by index (position // block_size); -1 = trimmed.
         first: per group, index of the first block held.
@@ -37,9 +37,9 @@ class BlockTable:
 
     __slots__ = ("_cache", "_owner", "blocks", "capacity", "first", "long", "names", "root", "sealed")
 
-    def __init__(self, cache: KVCache, tenant: str = "", adapter: str = "", tokens: int = 0) -> None:
+    def __init__(self, cache: KVCache, namespace: str = "", adapter: str = "", tokens: int = 0) -> None:
         self._cache = cache
-        self._owner = tenant, adapter
+        self._owner = namespace, adapter
         self._clear()
         self._begin(cache.is_long(tokens))
 

@@ -34,19 +34,22 @@ def explain(
     from headway.model.load import open_model
     from headway.model.source import DEFAULT_MODEL
     from headway.report.document import Document, Grid, Text, show
+    from headway.serve.decode import decoded
     from headway.serve.dialects.openai.bodies import PromptRequest
     from headway.serve.dialects.openai.explain import compared
+    from headway.serve.errors import ApiError
     from headway.serve.model_text import ModelText
     from headway.serve.text import PromptReader
 
     def read(path: Path) -> PromptRequest:
         try:
-            return msgspec.json.decode(path.read_bytes(), type=PromptRequest)
+            return decoded(path.read_bytes(), decoder)[0]
         except OSError as error:
             raise BadInput("FILE", f"cannot read {str(path)!r}: {error.strerror or error}") from None
-        except msgspec.DecodeError as error:
+        except ApiError as error:
             raise BadInput("FILE", f"{str(path)!r} is no request: {error}") from None
 
+    decoder = msgspec.json.Decoder(PromptRequest)
     bodies = read(first), read(second)
     info = open_model(DEFAULT_MODEL if model is None else model).info
     reader = PromptReader(ModelText(info), info.context_length, SamplingParams())

@@ -66,6 +66,7 @@ class Reject(Enum):
     CONTEXT_LENGTH = ("context_length_exceeded", 400)
     CACHE_TOO_SMALL = ("kv_cache_too_small", 400)
     DUPLICATE_ID = ("duplicate_id", 400)
+    TTFT_UNREACHABLE = ("ttft_unreachable", 400)
     QUEUE_FULL = ("queue_full", 503)
 
     @property

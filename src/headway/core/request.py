@@ -223,7 +223,8 @@ class Request:
         priority: lower runs first; ties by arrival.
         arrival: time of arrival, ps.
         deadline: time after which it is aborted, ps; None = never.
-        tenant: cache namespace; requests of different tenants never share blocks.
+        tenant: whose it is.
+        namespace: of the cache; requests of different namespaces never share blocks. Given as None: the tenant.
         adapter: LoRA adapter name ("" = none); part of the cache key.
         preemptions: how often its blocks were taken back.
         cached: prompt tokens served from the prefix cache at its first admission.
@@ -241,6 +242,7 @@ class Request:
         "finish",
         "id",
         "max_len",
+        "namespace",
         "odds",
         "params",
         "parent",
@@ -265,6 +267,7 @@ class Request:
         priority: int = 0,
         deadline: int | None = None,
         tenant: str = "",
+        namespace: str | None = None,
         adapter: str = "",
         choice: int = 0,
         parent: str | None = None,
@@ -285,6 +288,7 @@ class Request:
         self.arrival = arrival
         self.deadline = deadline
         self.tenant = tenant
+        self.namespace = tenant if namespace is None else namespace
         self.adapter = adapter
         self.preemptions = 0
         self.cached = 0

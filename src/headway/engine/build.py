@@ -411,6 +411,7 @@ def _scheduler(
         ttl=to_ps(options.prefix_ttl),
         bound=options.queue,
         max_wait=options.max_wait,
+        max_ttft=options.max_ttft,
         ttft=None if options.ttft_target is None else to_ps(options.ttft_target),
     )
 

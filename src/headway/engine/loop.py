@@ -161,6 +161,7 @@ class EngineLoop:
             priority=message.priority,
             deadline=None if deadline is None else arrival + to_ps(deadline),
             tenant=message.tenant,
+            namespace=message.namespace,
             adapter=adapter,
         )
 
@@ -202,7 +203,7 @@ class EngineLoop:
             BadInput: there is no such adapter.
         """
         adapter = self._adapters.identity(message.adapter) if message.adapter else ""
-        return explain(self.scheduler.cache, message.tokens, message.tenant, adapter)
+        return explain(self.scheduler.cache, message.tokens, message.namespace, adapter)
 
     def look(self) -> Picture:
         """What the engine holds now. Changes nothing."""

@@ -17,6 +17,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
         arrival: when it was meant to arrive, ps of the loop's clock; None = when the loop first sees it.
         deadline: seconds after arrival at which it is aborted, above 0; None = never.
         adapter: the name of a LoRA adapter that is loaded; "" = none.
+        namespace: of the cache, which requests of others do not share; None = the tenant.
     """
 
     id: str
@@ -27,6 +28,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     priority: int = 0
     tenant: str = ""
     adapter: str = ""
+    namespace: str | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -56,7 +58,7 @@ class Explain(msgspec.Struct, frozen=True, tag=True):
 
     id: str
     tokens: tuple[int, ...]
-    tenant: str = ""
+    namespace: str = ""
     adapter: str = ""
 
 

@@ -185,6 +185,17 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             panel=QUEUE,
         ),
     ] = 600.0
+    max_ttft: Annotated[
+        float | None,
+        Option(
+            "Most seconds that a request's first token may be predicted to take when it comes: its wait, and what is "
+            "not cached of its prompt. Longer is refused at once: with 503 and when to come back, or with 400 if the "
+            "prompt alone would take as long. --max-wait bounds the wait alone, and ends who has waited so long.",
+            above=0,
+            most=MAX_SECONDS,
+            panel=QUEUE,
+        ),
+    ] = None
     lora: Annotated[
         tuple[str, ...],
         Option(

@@ -103,7 +103,7 @@ def check_counters(state: State) -> None:
         assert request.planned <= table.capacity, f"law: what is computed has a block ({row})"
         assert table.sealed <= request.computed // cache.block_size, f"law: only full blocks are sealed ({row})"
         known = (cache.long_after or 0) + table.long
-        names = BlockTable(cache, request.tenant, request.adapter, known).name_blocks(
+        names = BlockTable(cache, request.namespace, request.adapter, known).name_blocks(
             request.tokens, len(request.tokens) // cache.block_size
         )
         for group, blocks in enumerate(table.blocks):

@@ -27,11 +27,11 @@ from headway.scheduling.commit import apply
 from headway.scheduling.digest import digest_of
 from headway.scheduling.drafting import Drafting
 from headway.scheduling.flight import Flight
+from headway.scheduling.forecast import Forecast
 from headway.scheduling.pace import Pace
-from headway.scheduling.planning import BY_POLICY, NO_BLOCKS, NO_ROWS, PREEMPTING, Step
+from headway.scheduling.planning import Step
 from headway.scheduling.policies.chunked import CHUNKED
 from headway.scheduling.policies.policy import Policy
-from headway.scheduling.shape import ShapeBuilder
 from headway.scheduling.state import Emission, State
 
 
@@ -51,6 +51,8 @@ class Scheduler:
         bound: on what may wait.
         max_wait: seconds that a request may wait for its first blocks; it is refused if it would wait longer, and
             aborted when it has. None = no bound.
+        max_ttft: seconds that the first token of a request may be predicted to take when it comes; it is refused if it
+            would take longer. None = no bound.
         verify: compare tokens on every prefix hit (debug).
         reuse: keep the blocks of ended requests for prompts that begin alike. Without it blocks are only counted: for
             simulations, whose executor never looks at one.
@@ -74,6 +76,7 @@ class Scheduler:
         ttl: int | None = None,
         bound: QueueBound | None = None,
         max_wait: float | None = None,
+        max_ttft: float | None = None,
         verify: bool = False,
         reuse: bool = True,
         ttft: int | None = None,
@@ -94,7 +97,7 @@ class Scheduler:
         self._log = log
         self._ttl = ttl
         self._bound = bound or QueueBound()
-        self._max_wait = max_wait
+        self._max_wait, self._max_ttft = max_wait, max_ttft
         self._steps = 0
         self._last_commit: int | None = None
         self._last_landed: Flight | None = None
@@ -127,19 +130,10 @@ class Scheduler:
     def predicted_wait(self) -> float:
         """Seconds that a request which arrived now would wait for its first blocks, by the speed measured while others
         waited, or before that by the step-time model; 0 if nobody waits or nothing is known."""
-        state = self.state
-        if not len(state.queue):
-            return 0.0
-        tokens = state.waiting_tokens + sum(row.request.todo for row in state.running if row.request.todo > 1)
-        if self.blocked in (NO_ROWS, NO_BLOCKS, PREEMPTING, BY_POLICY):
-            wait = self.pace.seconds_for_requests(self.waiting, self.running)
-        else:
-            wait = self.pace.seconds_for_tokens(tokens)
-        if wait is None and self._model is not None:
-            most = min(self.limits.max_tokens_per_step, self._budget.tokens or self.limits.max_tokens_per_step)
-            shape = ShapeBuilder(self.limits.windows).with_row(0, most, 1)
-            wait = tokens * self._model.predict(shape) / most
-        return wait or 0.0
+        return self._forecast().wait()
+
+    def _forecast(self) -> Forecast:
+        return Forecast(self.state, self.pace, self._budget, self._model, self.blocked)
 
     def header(self, profile: dict[str, Any] | None = None, config: dict[str, Any] | None = None) -> Header:
         """First line of an event file of this scheduler; write it while no request is live.
@@ -383,11 +377,25 @@ class Scheduler:
 
     def _check_queue(self, request: Request, choices: int) -> None:
         problem = self._bound.full(self.waiting, self.state.waiting_tokens, choices, choices * request.prompt_len)
-        if not problem and self._max_wait is None:
+        if not problem and self._max_wait is self._max_ttft is None:
             return
-        wait = self.predicted_wait()
+        forecast = self._forecast()
+        wait = forecast.wait()
         if not problem and self._max_wait is not None and wait > self._max_wait:
             problem = f"it would wait {wait:.0f} s, and may wait {self._max_wait:g}"
+        if not problem and self._max_ttft is not None:
+            tokens = forecast.uncached(request)
+            ttft = forecast.first_token(tokens)
+            if ttft <= self._max_ttft:
+                return
+            if (alone := forecast.by_model(tokens, decodes=False)) > self._max_ttft:
+                raise Rejected(
+                    Reject.TTFT_UNREACHABLE,
+                    f"prompt: the {tokens} tokens of it that are not cached take {alone:.1f} s even alone, and a first "
+                    f"token may take {self._max_ttft:g} s here (--max-ttft)",
+                )
+            problem = f"its first token would take {ttft:.1f} s, and may take {self._max_ttft:g}"
+            wait = ttft - self._max_ttft  # what waits and runs will have shrunk by then
         if not problem:
             return
         raise Rejected(
@@ -407,6 +415,7 @@ def _choice(request: Request, number: int) -> Request:
         priority=request.priority,
         deadline=request.deadline,
         tenant=request.tenant,
+        namespace=request.namespace,
         adapter=request.adapter,
         choice=number,
         parent=request.id,

@@ -92,7 +92,7 @@ class State:
         """A new request; choices other than the first wait for their parent's prompt."""
         parent = self.rows.get(request.parent) if request.parent else None
         row = Row(
-            request, BlockTable(self.cache, request.tenant, request.adapter, request.prompt_len), self._added, parent
+            request, BlockTable(self.cache, request.namespace, request.adapter, request.prompt_len), self._added, parent
         )
         self._added += 1
         self.rows[request.id] = row

@@ -156,6 +156,7 @@ class Answer:
         deadline: float | None = None,
         text: Text | None = None,
         caution: str = "",
+        namespace: str | None = None,
     ) -> None:
         self.query = query
         self._caution = caution
@@ -171,6 +172,7 @@ class Answer:
                 arrival=arrival,
                 deadline=deadline,
                 tenant=tenant,
+                namespace=namespace,
                 adapter=query.adapter,
                 priority=query.priority,
             )

@@ -32,7 +32,7 @@ from headway.serve.answer import DEADLINE_HEADER, Answer, Query
 from headway.serve.auth import Keys, check_host, header
 from headway.serve.cors import Cors
 from headway.serve.decode import decoded, ignored_header
-from headway.serve.dialect import AdapterChange, CacheQuestion, Endpoint
+from headway.serve.dialect import AdapterChange, CacheQuestion, Counted, Endpoint
 from headway.serve.dialects import DIALECTS, dialect_of
 from headway.serve.encode import json_bytes
 from headway.serve.errors import ApiError, from_headway
@@ -130,17 +130,20 @@ class Api:
 
     async def _post(self, request: Request, endpoint: Endpoint, decoder: msgspec.json.Decoder[Any]) -> ASGIApp:
         self._check_open()
-        tenant = request.scope["headway.tenant"]
+        tenant, namespace = request.scope["headway.tenant"], request.scope["headway.namespace"]
         deadline = _deadline(request.headers.get(DEADLINE_HEADER))
         headers: list[tuple[bytes, bytes]] = []
 
-        def work() -> Answer | AdapterChange | CacheQuestion | bytes:
+        def work() -> Answer | AdapterChange | CacheQuestion | Counted:
             body, left_out = decoded(raw, decoder, self._strict)
             headers.extend(ignored_header(left_out))
             value = endpoint.answer(body, _Caller(self, tenant))
             if isinstance(value, Query):
-                return self._named(value.model).reader.answer(value, tenant, arrival, deadline)
-            return value if isinstance(value, AdapterChange | CacheQuestion) else json_bytes(value)
+                return self._named(value.model).reader.answer(value, tenant, arrival, deadline, namespace)
+            if isinstance(value, AdapterChange | CacheQuestion):
+                return value
+            read = value if isinstance(value, Counted) else Counted(value, 0)
+            return Counted(json_bytes(read.value), read.tokens)
 
         async with self._budget.read(request) as raw:
             arrival = wall_clock().now()  # waiting for a thread and tokenising are part of a request's wait
@@ -150,14 +153,29 @@ class Api:
         if isinstance(value, AdapterChange):
             await self._named(value.model).link.ask(value.command)
             return _json(value.answer())
+        if isinstance(value, Answer):
+            return await self._generation(value, tenant, deadline, headers)
+        lease = self._quotas.admit(tenant, len(value.tokens) if isinstance(value, CacheQuestion) else value.tokens)
+        lease.close(0)
+        headers += lease.headers
         if isinstance(value, CacheQuestion):
-            question = Explain(secrets.token_hex(8), value.tokens, tenant, value.adapter)
+            question = Explain(secrets.token_hex(8), value.tokens, namespace, value.adapter)
             found = await self._named(value.model).link.ask(question)
             assert isinstance(found, Explained) and found.explanation is not None
             said = partial(value.answer, found.explanation)
-            return _json(await self._pool.run(len(raw), said))
-        if isinstance(value, bytes):
-            return Response(value, headers=_texts(headers), media_type="application/json")
+            content = json_bytes(await self._pool.run(len(raw), said))
+        else:
+            content = value.value
+        return Response(content, headers=_texts(headers), media_type="application/json")
+
+    async def _generation(
+        self, value: Answer, tenant: str, deadline: float | None, headers: list[tuple[bytes, bytes]]
+    ) -> Generation:
+        """Let a request in, its grammar compiled.
+
+        Raises:
+            HeadwayError: its key has used up a limit, or no model accepts requests now.
+        """
         model = self._named(value.query.model)
         lease = self._quotas.admit(tenant, value.prompt_tokens)
         try:
@@ -346,7 +364,8 @@ class Gate:
         headers = scope["headers"]
         check_host(headers, open_to_all=not self._keys, trusted_origin=trusted_origin)
         is_open = scope["path"] in OPEN or scope["path"].startswith(FILES)
-        scope["headway.tenant"] = "" if is_open else self._keys.tenant(headers)
+        tenant = scope["headway.tenant"] = "" if is_open else self._keys.tenant(headers)
+        scope["headway.namespace"] = self._keys.namespace(tenant)
         scope["app"] = self  # makes Starlette's router raise HTTPException instead of answering in plain text
         await self._router(scope, receive, reply)
 

@@ -16,6 +16,7 @@ from headway.serve.quotas import Quota, read_quota
 
 MAX_KEY = 512  # bytes
 HASHED = "sha256:"
+CACHE = "cache="
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -27,16 +28,19 @@ def header(headers: Headers, name: bytes) -> bytes | None:
 
 
 class Key(NamedTuple):
-    """A line of a keys file: what a caller must show, or only its digest, and what it may use."""
+    """A line of a keys file: what a caller must show, or only its digest, what it may use, and whose cached prefixes it
+    shares: those of all keys with the same name there; "" = as the server's other keys do."""
 
     text: str
     digest: bytes
     quota: Quota
+    cache: str = ""
 
 
 def read_keys(path: Path) -> list[Key]:
     """Keys of a file: one a line, as it is or as `sha256:` and 64 hex digits, then its limits if it has any of its own
-    (`requests=60 input_tokens=100000 output_tokens=20000 concurrent=4`). Empty lines do not count, nor what follows a
+    (`requests=60 input_tokens=100000 output_tokens=20000 concurrent=4`) and `cache=NAME`, a cache that it shares
+    with the other keys that name it. Empty lines do not count, nor what follows a
     # that begins a line or a word.
 
     Raises:
@@ -56,12 +60,16 @@ def read_keys(path: Path) -> list[Key]:
 
 def _key(text: str, limits: list[str], number: int) -> Key:
     check_key(text, "--api-key-file", f"key {number}")
-    quota = read_quota(limits)
+    caches = [word.removeprefix(CACHE) for word in limits if word.startswith(CACHE)]
+    quota = read_quota([word for word in limits if not word.startswith(CACHE)])
+    if len(caches) > 1 or any(not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name) for name in caches):
+        raise BadInput("--api-key-file", f"key {number}: {CACHE}NAME stands once, a NAME of letters, digits, . _ and -")
+    cache = caches[0] if caches else ""
     if not text.startswith(HASHED):
-        return Key(text, hashlib.sha256(text.encode()).digest(), quota)
+        return Key(text, hashlib.sha256(text.encode()).digest(), quota, cache)
     if not re.fullmatch(r"[0-9a-fA-F]{64}", text[len(HASHED) :]):
         raise BadInput("--api-key-file", f"key {number} begins with {HASHED} and must go on with 64 hex digits")
-    return Key("", bytes.fromhex(text[len(HASHED) :]), quota)
+    return Key("", bytes.fromhex(text[len(HASHED) :]), quota, cache)
 
 
 def check_key(key: str, field: str, what: str) -> None:
@@ -73,11 +81,15 @@ def check_key(key: str, field: str, what: str) -> None:
 class Keys:
     """The accepted keys. Empty = the server is open (only allowed on a loopback address).
 
+    Args:
+        share: keys that name no cache share one, and may learn of each other's prompts; else each has its own.
+
     Attributes:
         quotas: what each may use, by tenant.
     """
 
-    def __init__(self, keys: Iterable[Key] = ()) -> None:
+    def __init__(self, keys: Iterable[Key] = (), share: bool = False) -> None:
+        keys = list(keys)
         quotas: dict[bytes, Quota] = {}
         for number, key in enumerate(keys, 1):
             if key.digest in quotas:
@@ -85,12 +97,13 @@ class Keys:
             quotas[key.digest] = key.quota
         self._digests = list(quotas)
         self.quotas = {_tenant(digest): quota for digest, quota in quotas.items()}
+        self._caches = {_tenant(key.digest): CACHE + key.cache for key in keys if key.cache or share}
 
     def __bool__(self) -> bool:
         return bool(self._digests)
 
     def tenant(self, headers: Headers) -> str:
-        """The cache namespace of the caller: requests under different keys never share cached prefixes.
+        """Who asks: the name of the caller's key.
 
         Raises:
             ApiError: 401, no key or a wrong one.
@@ -106,6 +119,10 @@ class Keys:
             )
             raise ApiError(401, problem, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         return _tenant(digest)
+
+    def namespace(self, tenant: str) -> str:
+        """The cache namespace of a key: requests of different ones never share cached prefixes."""
+        return self._caches.get(tenant, tenant)
 
 
 def _tenant(digest: bytes) -> str:

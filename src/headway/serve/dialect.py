@@ -105,6 +105,15 @@ class CacheQuestion:
 
 
 @dataclass(frozen=True)
+class Counted:
+    """What to answer, as JSON, where only text was read and nothing was generated: one request of its key, and so many
+    prompt tokens."""
+
+    value: Any
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Endpoint:
     """A route.
 
@@ -112,7 +121,7 @@ class Endpoint:
         path: as Starlette writes it.
         summary: one sentence for the OpenAPI document.
         answer: (decoded body, or the path's parameters; host) -> a `Query` to run, an `AdapterChange` to make, a
-            `CacheQuestion` to ask, or else what to answer, as JSON. A body is looked at in a thread.
+            `CacheQuestion` to ask, or else what to answer, as JSON or `Counted`. A body is looked at in a thread.
         body: what the JSON of a POST is decoded into; None = the route is a GET.
         stream_type: media type of a streamed answer; "" = it never streams.
     """

@@ -64,7 +64,7 @@ def run(
     Raises:
         BadInput: an option is at fault; nothing was started.
     """
-    keys = Keys(read_keys(Path(options.api_key_file))) if options.api_key_file else Keys()
+    keys = Keys(read_keys(Path(options.api_key_file)), options.share_cache) if options.api_key_file else Keys()
     host = options.host[1:-1] if options.host.startswith("[") and options.host.endswith("]") else options.host
     if not host:
         raise BadInput("--host", "it is empty; 0.0.0.0 and :: are all addresses")

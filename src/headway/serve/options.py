@@ -65,6 +65,13 @@ class ServeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         int | None, Option("Generated tokens a minute of each key.", least=1, most=MOST)
     ] = None
     max_concurrent: Annotated[int | None, Option("Requests of each key at once.", least=1, most=MOST)] = None
+    share_cache: Annotated[
+        bool,
+        Option(
+            "Keys share cached prefixes, and may learn of each other's prompts from times and cached_tokens; default: "
+            "each key has its own, or shares that of the keys with the same cache=NAME in the keys file."
+        ),
+    ] = False
     tool_parser: Annotated[
         str | None,
         Option("How the model writes calls of tools; default: as its chat template tells.", choices=tuple(BY_NAME)),

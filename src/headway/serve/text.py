@@ -79,7 +79,9 @@ class PromptReader:
         self.default_params = default_params
         self.grammars = GrammarChecker(text.control_tokens)
 
-    def answer(self, query: Query, tenant: str, arrival: int, deadline: float | None = None) -> Answer:
+    def answer(
+        self, query: Query, tenant: str, arrival: int, deadline: float | None = None, namespace: str | None = None
+    ) -> Answer:
         """A query, tokenised and ready for the engine. Arguments as of `Answer`.
 
         Raises:
@@ -97,7 +99,7 @@ class PromptReader:
             tokenised = [self._prompt(*one, query) for one in zip(query.prompts, fields, strict=True)]
         rooms = [self._room(len(one.tokens), field, query) for one, field in zip(tokenised, fields, strict=True)]
         prompts = list(zip(tokenised, rooms, strict=True))
-        return Answer(query, prompts, tenant, arrival, deadline, self.text, self._caution)
+        return Answer(query, prompts, tenant, arrival, deadline, self.text, self._caution, namespace)
 
     def chat(
         self,

@@ -139,6 +139,7 @@ class Recording:
             deadline=queued.deadline,
             adapter=queued.adapter,
             tenant=str(queued.tenant),
+            namespace="",  # the names of its blocks tell it
             choice=queued.choice,
             parent=queued.parent,
         )

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from headway.serve.answer import Query
 from headway.serve.calling import offered
-from headway.serve.dialect import Endpoint, Host, ModelHost
+from headway.serve.dialect import Counted, Endpoint, Host, ModelHost
 from headway.serve.dialects.anthropic.bodies import CountRequest, MessagesRequest
 from headway.serve.dialects.anthropic.format import MessageFormat
 
@@ -31,11 +31,11 @@ def messages(body: MessagesRequest, host: Host) -> Query:
     )
 
 
-def count_tokens(body: CountRequest, host: Host) -> dict[str, Any]:
+def count_tokens(body: CountRequest, host: Host) -> Counted:
     model, fields = _common(body, host)
     tools = offered(fields["tools"], body.choice())
     tokens = model.reader.chat(fields["messages"], tools=tools, variables=body.reasoning().variables())
-    return {"input_tokens": len(tokens)}
+    return Counted({"input_tokens": len(tokens)}, len(tokens))
 
 
 def _common(body: CountRequest, host: Host) -> tuple[ModelHost, dict[str, Any]]:

@@ -233,7 +233,18 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class PromptRequest(msgspec.Struct, kw_only=True):
+if TYPE_CHECKING:
+    _Generating = msgspec.Struct
+else:
+    _PROMPT = {
+        "model", "prompt", "messages", "tools", "chat_template_kwargs", "add_generation_prompt",
+        "continue_final_message",
+    }  # fmt: skip
+    _OF_BOTH = {*ChatRequest.__struct_encode_fields__, *CompletionRequest.__struct_encode_fields__}
+    _Generating = known_fields(*sorted(_OF_BOTH - _PROMPT))
+
+
+class PromptRequest(_Generating, forbid_unknown_fields=True, kw_only=True):
     """A request of either generating route, of which only the prompt counts."""
 
     model: str | None = None
@@ -245,7 +256,7 @@ class PromptRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
 
 
-class ExplainRequest(PromptRequest, kw_only=True):
+class ExplainRequest(PromptRequest, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/cache/explain. `against`: an earlier request to compare with; without it, all that the cache holds."""
 
     against: PromptRequest | None = None

@@ -11,7 +11,7 @@ import msgspec
 from headway.cache.explain import Explanation, Verdict
 from headway.core.errors import BadInput
 from headway.serve.conversation import template_messages
-from headway.serve.dialect import CacheQuestion, Host
+from headway.serve.dialect import CacheQuestion, Counted, Host
 from headway.serve.dialects.openai.bodies import ExplainRequest, PromptRequest, ending
 from headway.serve.dialects.openai.messages import conversation
 from headway.serve.text import PromptReader, Text
@@ -21,15 +21,15 @@ from headway.text.difference import AROUND, Difference, advice, difference, plac
 Messages = Sequence[Mapping[str, Any]]
 
 
-def explain(body: ExplainRequest, host: Host) -> CacheQuestion | dict[str, Any]:
+def explain(body: ExplainRequest, host: Host) -> CacheQuestion | Counted:
     model, adapter = host.find(body.model)
     reader = model.reader
     tokens, messages = prompt_of(body, reader)
     if body.against is None:
         return CacheQuestion(model.name, adapter, tokens, partial(_told, reader.text, tokens, messages))
     block_size = model.ready.status.block_size if model.ready else 32
-    found: dict[str, Any] = msgspec.to_builtins(compared(body.against, body, reader, block_size))
-    return found
+    found = compared(body.against, body, reader, block_size)
+    return Counted(msgspec.to_builtins(found), found.first + found.second)
 
 
 def compared(first: PromptRequest, second: PromptRequest, reader: PromptReader, block_size: int) -> Difference:

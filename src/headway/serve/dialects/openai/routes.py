@@ -13,7 +13,7 @@ from headway.core.errors import BadInput, shown
 from headway.engine.messages import LoadAdapter, UnloadAdapter
 from headway.serve.answer import Query
 from headway.serve.conversation import effort
-from headway.serve.dialect import AdapterChange, Endpoint, Host, ModelHost, priority_of, refuse
+from headway.serve.dialect import AdapterChange, Counted, Endpoint, Host, ModelHost, priority_of, refuse
 from headway.serve.dialects.openai.bodies import (
     MAX_ROWS,
     ChatRequest,
@@ -78,7 +78,7 @@ def _common(body: Sampling, host: Host) -> tuple[ModelHost, dict[str, Any]]:
     }  # fmt: skip
 
 
-def tokenize(body: TokenizeRequest, host: Host) -> dict[str, Any]:
+def tokenize(body: TokenizeRequest, host: Host) -> Counted:
     reader = host.find(body.model)[0].reader
     if (body.prompt is None) == (body.messages is None):
         raise BadInput("prompt", "give either prompt or messages")
@@ -86,11 +86,11 @@ def tokenize(body: TokenizeRequest, host: Host) -> dict[str, Any]:
         tokens = reader.chat(conversation(body.messages), ending(body), variables=body.chat_template_kwargs or {})
     else:
         tokens = reader.text_tokens(body.prompt or "", body.add_special_tokens is not False)
-    return {"count": len(tokens), "max_model_len": reader.max_model_len, "tokens": tokens}
+    return Counted({"count": len(tokens), "max_model_len": reader.max_model_len, "tokens": tokens}, len(tokens))
 
 
-def detokenize(body: DetokenizeRequest, host: Host) -> dict[str, Any]:
-    return {"prompt": host.find(body.model)[0].reader.decode(body.tokens)}
+def detokenize(body: DetokenizeRequest, host: Host) -> Counted:
+    return Counted({"prompt": host.find(body.model)[0].reader.decode(body.tokens)}, len(body.tokens))
 
 
 def models(parameters: dict[str, str], host: Host) -> dict[str, Any]:
