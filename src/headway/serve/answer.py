@@ -144,6 +144,7 @@ class Answer:
         admitted: when the first prompt got its cache blocks, ps; None = not yet.
         receipt: what its choices that have ended took of the machine.
         itemise: makes the bill that usage shows; None = it shows none.
+        ended: is told when it has ended, and why it failed, if it did; None = nobody wants to know.
         first, last: when the first and the latest token came, ps; 0 = none did.
     """
 
@@ -184,6 +185,7 @@ class Answer:
         self.completion_tokens = self.reasoning_tokens = 0
         self.receipt = Receipt()
         self.itemise: Callable[[Receipt], dict[str, float]] | None = None
+        self.ended: Callable[[BaseException | None], None] | None = None
         self._check_size()
         self.admitted: int | None = None
         self.first = self.last = 0
@@ -295,7 +297,9 @@ class Answer:
                 self.first = self.first or output.at
                 self.last = output.at
             if output.tokens or output.text or output.finish is not None:
-                gained.append((choice, self.gain(choice, output)))
+                gain = self.gain(choice, output)
+                choice.finish = gain.finish
+                gained.append((choice, gain))
         return gained
 
     def gain(self, choice: Choice, delta: Delta) -> Gain:

@@ -48,6 +48,7 @@ from headway.serve.receipts import RECEIPT_HEADER, itemised
 from headway.serve.store import Conversations
 from headway.serve.text import PromptReader
 from headway.serve.text_pool import TextPool
+from headway.serve.tracing import Tracer
 
 OPEN = ("/", "/health", "/ready")  # need no key, nor do the page's files
 CLIENT_GONE = 499  # counted, never sent
@@ -71,6 +72,7 @@ class Api:
         price: dollars per hour of the machine, which the models share in equal parts; for receipts.
         quotas: what each key may use; None = as much as it likes.
         strict: fields of bodies that are not known are refused, not left out.
+        tracer: writes a span per generating request; None = there are none.
     """
 
     def __init__(
@@ -84,9 +86,11 @@ class Api:
         price: float | None = None,
         quotas: Quotas | None = None,
         strict: bool = False,
+        tracer: Tracer | None = None,
     ) -> None:
         self.models = models
         self._strict = strict
+        self._tracer = tracer
         self._metrics = metrics
         self._budget = budget
         self._stall_seconds = stall_seconds
@@ -150,6 +154,9 @@ class Api:
             value = await self._pool.run(len(raw), work)
         if isinstance(value, Answer) and request.headers.get(RECEIPT_HEADER) == "1":
             value.itemise = partial(itemised, price=self._price)
+        if isinstance(value, Answer) and self._tracer is not None:
+            about = request.scope["headers"], request.scope["headway.request_id"]
+            value.ended = partial(self._tracer.write, value, *about)
         if isinstance(value, AdapterChange):
             await self._named(value.model).link.ask(value.command)
             return _json(value.answer())
@@ -271,6 +278,8 @@ class Api:
     def close(self) -> None:
         self._pool.close()
         self._grammars.shutdown(wait=False, cancel_futures=True)
+        if self._tracer is not None:
+            self._tracer.close()
 
 
 def _badness(model: HostedModel) -> int:
@@ -321,6 +330,7 @@ class Gate:
             raise RuntimeError(f"only HTTP is served, not {scope['type']!r}")
         id = _request_id(scope)
         begin = time.perf_counter()
+        scope["headway.request_id"] = id.decode()
         origin = self._cors.allowed(scope["headers"])
         path = _SLASHES.sub("/", scope["path"]).rstrip("/")  # as bases that end in "/" make them
         if self._root and (path + "/").startswith(self._root + "/"):

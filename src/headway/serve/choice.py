@@ -79,7 +79,7 @@ class Block:
 
 @dataclass
 class Choice:
-    """One choice of an answer; `blocks`, `logprobs` and `finish` are folded only if the answer is not streamed.
+    """One choice of an answer; `blocks` and `logprobs` are folded only if the answer is not streamed.
 
     Attributes:
         index: among all choices of the answer.
@@ -115,7 +115,6 @@ class Choice:
                 case CallArguments(text):
                     self.blocks[-1].texts.append(text)
         self.logprobs += gain.logprobs
-        self.finish = gain.finish
 
     def _block(self, kind: Literal["text", "reasoning"]) -> Block:
         if not self.blocks or self.blocks[-1].kind != kind:

@@ -51,6 +51,7 @@ class Generation:
         self._answer = answer
         self._lease = lease
         self._headers = headers  # more of the answer
+        self._failure: BaseException | None = None
         self._format = answer.query.format(answer)
         self._inbox = Inbox(answer.submits)
         self._sent = 0.0  # loop time at which the last piece had been taken
@@ -70,10 +71,15 @@ class Generation:
             if connection is not None:
                 connection.keep_alive_bytes = self._format.keep_alive
             await self._stream(send)
+        except BaseException as error:
+            self._failure = error
+            raise
         finally:
             self._lease.close(self._answer.completion_tokens)
             self._link.close(self._inbox)
             watcher.cancel()
+            if self._answer.ended is not None:
+                self._answer.ended(self._failure)
 
     async def _watch(self, receive: Receive) -> None:
         """Notice a client that leaves (nobody else reads: it would pass unseen), and keep silence alive. One timer per
@@ -142,7 +148,8 @@ class Generation:
                     await self._send(send, self._format.keep_alive)
             data = self._format.end()
         except HeadwayError as error:  # too late for a status: the stream's last event says it
-            data = self._format.failed(from_headway(error))
+            self._failure = from_headway(error)
+            data = self._format.failed(self._failure)
         await self._send(send, data, last=True)
 
     async def _chunks(self, gained: Sequence[tuple[Choice, Gain]]) -> bytes:

@@ -36,6 +36,7 @@ from headway.serve.metrics import LoopLag, ServerMetrics
 from headway.serve.options import ServeOptions
 from headway.serve.protocol import SWEEP_SECONDS, GuardedProtocol
 from headway.serve.quotas import Quotas
+from headway.serve.tracing import Tracer
 
 LAG_SECONDS = 0.1  # how often the event loop's lag is sampled
 POLL_SECONDS = 0.05
@@ -187,9 +188,11 @@ class _Life:
         metrics = ServerMetrics(served[0].model if len(served) == 1 else "")
         self._fold = metrics.fold
         budget = BodyBudget(int(options.max_body_mib * 2**20))
+        endpoint = options.otlp_traces_endpoint
+        tracer = None if endpoint is None else Tracer(endpoint)
         self._api = Api(
             self._models, metrics, budget, int(time.time()), options.stall_timeout, _lora_folder(options),
-            options.price, Quotas(options.quota, keys.quotas), options.strict,
+            options.price, Quotas(options.quota, keys.quotas), options.strict, tracer,
         )  # fmt: skip
         config = uvicorn.Config(
             Gate(self._api, keys, Cors(options.cors_origin), options.root_path),

@@ -87,6 +87,13 @@ class ServeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     strict: Annotated[
         bool, Option("Refuse fields that this server does not know; default: they are left out, and a header says so.")
     ] = False
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Option(
+            "OpenTelemetry: URL that takes a span per request, such as http://127.0.0.1:4318/v1/traces; default: none. "
+            "Needs headway[otel]."
+        ),
+    ] = None
     access_log: Annotated[str, Option("A line per request on stderr.", ACCESS)] = "off"
     log_level: Annotated[str, Option("Least level of what is logged on stderr.", LEVELS)] = "info"
 
