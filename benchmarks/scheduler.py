@@ -27,7 +27,7 @@ import time
 from headway.core.events import EventLog
 from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities, StepResult, StepShape
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.scheduler import Scheduler
 
 ROWS = 256

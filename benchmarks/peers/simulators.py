@@ -29,7 +29,7 @@ import msgspec
 
 from headway.core.step import Capabilities
 from headway.engine.references import load_device, load_shape
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.budget import Budget
 from headway.simulate.arrivals import Arrivals
 from headway.simulate.deploy import EngineSetup, deployed

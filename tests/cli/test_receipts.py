@@ -14,7 +14,7 @@ from headway.core.events import EventLog, Header
 from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities
 from headway.engine.event_file import EventWriter
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.scheduler import Scheduler
 from tests.simulated import HashedTokens, SimulatedExecutor
 

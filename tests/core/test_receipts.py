@@ -11,7 +11,7 @@ from headway.core.events import EventLog
 from headway.core.receipts import Receipt, Receipts
 from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities, StepShape
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.budget import Budget
 from headway.scheduling.scheduler import Scheduler
 from tests.simulated import HashedTokens, SimulatedExecutor

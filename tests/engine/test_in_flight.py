@@ -13,7 +13,7 @@ from headway.core.request import SamplingParams
 from headway.core.step import Capabilities, RowInit
 from headway.engine.loop import EngineLoop
 from headway.engine.messages import Cancel, Submit
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.budget import Budget
 from headway.scheduling.invariants import check
 from headway.scheduling.policies import POLICIES

@@ -16,7 +16,7 @@ from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities, Seconds, StepShape
 from headway.engine.event_file import EventWriter, read_events
 from headway.engine.regimes import LASTING, RegimeWatch, nearest
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.roofline.timing import Timing
 from headway.scheduling.budget import Budget
 from headway.scheduling.scheduler import Scheduler
@@ -96,12 +96,12 @@ def test_a_machine_outside_of_its_profile_is_told_once_and_so_is_its_return(
 def test_a_log_that_begins_later_begins_with_the_regime_and_the_slowness_of_that_moment() -> None:
     one = Scheduler(LIMITS, key=b"k", model=FAST, regimes=[FAST, SLOW])
     one.enter_regime(Regime(now=0, regime=1, ratio=1.0, inside=True))
-    one.pace.predict_anew([1.5] * 30)
+    one.pace.predict_anew({3: [1.5] * 30})
     one._steps = 7
     header = one.header()
     other = Scheduler(LIMITS, key=b"k", model=FAST, regimes=[FAST, SLOW])
     other.begin_at(header)
-    assert (header.regime, other.pace.slowness, other.pace.ratios) == (1, 1.5, one.pace.ratios)
+    assert (header.regime, other.pace.slowness(3), other.pace.ratios) == (1, 1.5, one.pace.ratios)
 
 
 def test_the_first_regime_is_the_one_that_the_first_steps_look_like() -> None:

@@ -15,9 +15,9 @@ from headway.core.request import SamplingParams
 from headway.core.step import RowInit
 from headway.core.thinking import Thinking
 from headway.engine.messages import Cancel, Delta, Submit
-from headway.executor.simulated import FixedCosts
 from headway.ops import native
 from headway.ops.native.backend import NativeBackend
+from headway.roofline.fixed import FixedCosts
 from headway.sampling.verify import race, reject
 from headway.scheduling.budget import Budget
 from headway.scheduling.invariants import check

@@ -8,7 +8,7 @@ from headway.core.clock import VirtualClock
 from headway.core.request import SamplingParams
 from headway.core.step import Capabilities
 from headway.engine.warmup import measure_steps, pace, settle
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from tests.engine.tiny import TinyModel, complete, prompts, tokens_of
 from tests.simulated import HashedTokens, SimulatedExecutor
 

@@ -8,7 +8,7 @@ from headway.core.clock import PS_PER_SECOND, VirtualClock, to_seconds
 from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities, RowInit, StepPlan, StepShape, Work
 from headway.executor.protocol import Executor
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.scheduler import Scheduler
 from tests.simulated import HashedTokens, SimulatedExecutor
 

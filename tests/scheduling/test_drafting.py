@@ -9,7 +9,7 @@ import pytest
 from headway.core.events import EventLog, StepDone
 from headway.core.folds import Totals
 from headway.core.step import Seconds, StepResult
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.roofline.speculation import expected_tokens
 from headway.scheduling.drafting import LEAST_GAIN, Drafting
 from headway.scheduling.scheduler import Scheduler

@@ -15,7 +15,7 @@ from headway.core.clock import VirtualClock, to_ps, to_seconds
 from headway.core.events import Admitted, AnyEvent, EventLog, FirstToken, Queued, StepDone
 from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities, StepShape
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.budget import Budget, StepTimeModel
 from headway.scheduling.invariants import check, check_plan
 from headway.scheduling.scheduler import Scheduler

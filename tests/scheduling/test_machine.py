@@ -16,7 +16,7 @@ from headway.core.events import EventLog, Preempted
 from headway.core.folds import Totals
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import StepPlan, StepResult
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.budget import Budget
 from headway.scheduling.invariants import check, check_plan
 from headway.scheduling.policies import POLICIES

@@ -8,7 +8,7 @@ from headway.core.clock import VirtualClock, to_ps
 from headway.core.errors import BadInput
 from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.invariants import check
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler

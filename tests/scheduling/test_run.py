@@ -13,7 +13,7 @@ from headway.core.events import AnyEvent, EventLog
 from headway.core.folds import Totals
 from headway.core.request import Request, SamplingParams
 from headway.core.step import Capabilities, Seconds, StepResult
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.invariants import check
 from headway.scheduling.policies import POLICIES
 from headway.scheduling.policies.policy import Policy

@@ -20,7 +20,7 @@ from headway.core.receipts import Receipts
 from headway.core.request import SamplingParams
 from headway.core.step import Capabilities, Seconds, StepPlan, StepResult, TokenLogprobs
 from headway.engine.loop import EngineLoop
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
 from headway.text.chat import Ending

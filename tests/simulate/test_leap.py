@@ -13,7 +13,8 @@ from headway.core.clock import VirtualClock, to_ps
 from headway.core.errors import Rejected
 from headway.core.step import Capabilities, StepPlan, StepShape
 from headway.executor.segments import LENGTH, Segments
-from headway.executor.simulated import FixedCosts, SimulatedRanks
+from headway.executor.simulated import SimulatedRanks
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.budget import Budget
 from headway.scheduling.policies import POLICIES
 from headway.scheduling.scheduler import Scheduler

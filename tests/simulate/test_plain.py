@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headway.core.step import Capabilities
 from headway.engine.references import load_device, load_shape
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.budget import Budget
 from headway.simulate import play
 from headway.simulate.arrivals import Arrivals, Closed

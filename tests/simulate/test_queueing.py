@@ -18,7 +18,8 @@ import pytest
 from headway.core.clock import VirtualClock, to_ps, to_seconds
 from headway.core.errors import Rejected
 from headway.core.step import Capabilities, StepPlan
-from headway.executor.simulated import FixedCosts, SimulatedRanks
+from headway.executor.simulated import SimulatedRanks
+from headway.roofline.fixed import FixedCosts
 from headway.roofline.queueing import little, queue_seconds
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler

@@ -18,7 +18,7 @@ from headway.core.folds import Totals
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import Capabilities, StepPlan, StepResult
 from headway.engine.event_file import EventFileError, EventWriter
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.budget import Budget
 from headway.scheduling.invariants import check
 from headway.scheduling.policies import POLICIES

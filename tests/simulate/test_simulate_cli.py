@@ -14,8 +14,9 @@ from headway.core.errors import BadInput
 from headway.core.events import EventLog
 from headway.core.step import Capabilities
 from headway.engine.event_file import EventWriter
-from headway.executor.simulated import FixedCosts, SimulatedRanks
+from headway.executor.simulated import SimulatedRanks
 from headway.metrics.files import load_records
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.scheduler import Scheduler
 from headway.simulate.arrivals import Closed, Lengths, rows_of
 from headway.simulate.deploy import EngineSetup

@@ -255,8 +255,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
         ttft: ps to a first token that the policy works for.
         profile: the step-time model's figures; None if there was none.
         regime: which fit of the profile predicted its first steps.
-        ratios: measured over predicted time of the last steps with chunks before them. draft_ratios: of those without
-            chunks, by size, as `scheduling.drafting` keeps them.
+        ratios: measured over predicted time of the last steps with chunks before them, by kind. draft_ratios: of those
+            without chunks, by size, as `scheduling.drafting` keeps them.
         step: number of its first step.
         cache: per KV group, its pool when the log began; () if that was its first moment.
         config: whatever else describes the run (model, version, flags), for the reader's eyes.
@@ -272,7 +272,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     ttft: int | None = None
     profile: dict[str, Any] | None = None
     regime: int = 0
-    ratios: tuple[float, ...] = ()
+    ratios: dict[int, tuple[float, ...]] = {}
     draft_ratios: tuple[tuple[int, int, float], ...] = ()
     step: int = 0
     cache: tuple[PoolStart, ...] = ()

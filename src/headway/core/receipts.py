@@ -53,6 +53,13 @@ class StepParts(NamedTuple):
             seconds += key * keys_read(start, count, window) + pair * pairs_computed(start, count, window)
         return seconds
 
+    def own_decodes(self, starts: Sequence[int], windows: Sequence[int | None]) -> list[float]:
+        """`own` of rows that compute one token each, and draw the next."""
+        if tuple(windows) != (None,):
+            return [self.own(start, 1, True, windows) for start in starts]
+        alike, rate = self.row + self.token + self.logit, self.decode[0]
+        return [alike + rate * (start + 1) for start in starts]
+
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
     """What one choice of a request took of the machine. Times in ps.
@@ -86,7 +93,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
         )  # fmt: skip
 
 
-@dataclass
+@dataclass(slots=True)
 class _Account:
     """A receipt that is still being written."""
 
@@ -174,24 +181,38 @@ class Receipts:
         self._last = event.now
         parts = self._parts(event.shape)
         accounts = [self._by_number.get(number) for number in event.rows]
-        own = [
-            0.0 if one is None else parts.own(one.computed, count // event.steps, emitted > 0, self._windows)
-            for one, count, emitted in zip(accounts, event.counts, event.emitted, strict=True)
-        ]
+        own = self._own(event, parts, accounts)
         fixed = parts.fixed / max(1, len(own))
         whole, busy = parts.fixed + sum(own), event.now - begin
         scale = busy / whole if whole > 0 else 0.0
         ends = [round(busy * share) for share in _rising([fixed + mine for mine in own])]
-        for account, mine, count, emitted, first, end in zip(
-            accounts, own, event.counts, event.emitted, (0, *ends), ends, strict=False
-        ):
+        varying, first = whole - parts.fixed, 0
+        for account, mine, count, emitted, end in zip(accounts, own, event.counts, event.emitted, ends, strict=True):
+            share, first = end - first, end
             if account is None:
-                self.idle += end - first
+                self.idle += share
+                continue
+            account.stalls += round(scale * (varying - mine))
+            account.worked += count
+            if account.answering:
+                account.decode += share
+                account.computed += emitted  # drafts that were not accepted are gone
             else:
-                others = round(scale * (whole - parts.fixed - mine))
-                _enter(account, end - first, others, count, emitted)
+                account.prefill += share
+                account.computed += count
+                account.answering = emitted > 0
         if not event.rows:
             self.idle += busy
+
+    def _own(self, event: StepDone, parts: StepParts, accounts: Sequence[_Account | None]) -> list[float]:
+        """What each row added to a step; of rows that nobody is billed for, nothing."""
+        known = [account for account in accounts if account is not None]
+        if len(known) == len(accounts) and min(event.emitted, default=0) > 0 and event.counts == (1,) * len(accounts):
+            return parts.own_decodes([account.computed for account in known], self._windows)
+        return [
+            0.0 if one is None else parts.own(one.computed, count // event.steps, emitted > 0, self._windows)
+            for one, count, emitted in zip(accounts, event.counts, event.emitted, strict=True)
+        ]
 
 
 def _rising(weights: Sequence[float]) -> list[float]:
@@ -200,17 +221,3 @@ def _rising(weights: Sequence[float]) -> list[float]:
     if total <= 0:
         return [(index + 1) / len(weights) for index in range(len(weights))]
     return [*(part / total for part in list(accumulate(weights))[:-1]), 1.0]
-
-
-def _enter(account: _Account, share: int, others: int, computed: int, emitted: int) -> None:
-    """A step's share of a row. A row that answers keeps as many of the tokens it computed as it emitted: drafts that
-    were not accepted are gone."""
-    account.stalls += others
-    account.worked += computed
-    if account.answering:
-        account.decode += share
-        account.computed += emitted
-    else:
-        account.prefill += share
-        account.computed += computed
-        account.answering = emitted > 0

@@ -217,6 +217,7 @@ class Request:
         params: sampling parameters. Its seed is always set here (a random one is drawn before).
         choice: index among the n choices of one prompt.
         parent: id of choice 0, whose prompt blocks this choice shares; None for choice 0.
+        request_id: of the request that this is a choice of.
         stop_ids: ids that end the request: the model's end-of-sequence ids unless ignored, and params.stop_token_ids.
         max_len: prompt_len + the most tokens it may generate (never above the model's context); one more than a prompt
             that is pooled, of which all tokens are computed, and no further one.
@@ -250,6 +251,7 @@ class Request:
         "preemptions",
         "priority",
         "prompt_len",
+        "request_id",
         "stop_ids",
         "tenant",
         "tokens",
@@ -282,6 +284,7 @@ class Request:
         self.params = params
         self.choice = choice
         self.parent = parent
+        self.request_id = parent or id
         self.stop_ids = stop_ids
         self.max_len = max_len
         self.priority = priority
@@ -293,11 +296,6 @@ class Request:
         self.preemptions = 0
         self.cached = 0
         self.finish: Finish | None = None
-
-    @property
-    def request_id(self) -> str:
-        """Id of the request that this is a choice of."""
-        return self.parent or self.id
 
     @property
     def planned(self) -> int:

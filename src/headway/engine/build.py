@@ -32,12 +32,12 @@ from headway.engine.warmup import Pacing, pace
 from headway.executor.adapters import AdapterTable
 from headway.executor.grammars import Grammars
 from headway.executor.model import ModelExecutor
-from headway.executor.simulated import FixedCosts
 from headway.model.adapters import AdapterLimits
 from headway.model.load import Model, ModelInfo, open_model
 from headway.model.source import DEFAULT_MODEL, DEFAULT_SAMPLING, Progress, cache_folder, is_default, merges_folder
 from headway.ops.protocol import Backend, CacheLayout
 from headway.ops.registry import BackendSetup, backends, find_backend
+from headway.roofline.fixed import FixedCosts
 from headway.roofline.hardware import GIB
 from headway.roofline.memory import PROCESS, MemoryPlan, cut_pools, logit_bytes
 from headway.roofline.step import decode_step

@@ -13,7 +13,7 @@ from headway.core.events import Finished, Header, Queued, StepDone
 from headway.core.receipts import Receipt, Receipts, StepParts, dollars
 from headway.core.step import StepShape
 from headway.engine.event_file import read_events, read_header
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.roofline.profile import Profile
 from headway.roofline.timing import held, regimes
 from headway.shape.model import ModelShape

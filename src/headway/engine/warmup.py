@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from headway.core.request import SamplingParams
 from headway.core.step import BlockCopy, Capabilities, RowInit, StepPlan, Work
 from headway.executor.protocol import Executor
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.budget import Budget, StepTimeModel, largest_chunk
 from headway.scheduling.shape import ShapeBuilder
 

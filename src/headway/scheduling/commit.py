@@ -18,16 +18,26 @@ def apply(state: State, flight: Flight, result: StepResult, now: int) -> None:
     Rows that ended while the step was in flight are passed over: nothing of it counts for them. Fills
     `state.emissions` with one entry per row that emitted tokens, reported on its prompt, or ended.
     """
+    size, windowed = state.cache.block_size, state.cache.windowed
+    sampled = result.tokens
+    ordinary = not (result.failed or result.finish or result.drafts)  # nothing but tokens
     emitted_counts = []
     for row, work in zip(flight.rows, flight.plan.work, strict=True):
         request = row.request
-        emitted: tuple[int, ...] = ()
-        if request.finish is None:
-            request.pending -= work.count
+        if request.finish is not None:
+            emitted_counts.append(0)
+            continue
+        request.pending -= work.count
+        emitted = sampled.get(work.id, ())
+        goes_on = work.sample and len(request.tokens) > request.prompt_len and not request.draft
+        if ordinary and goes_on and len(emitted) == 1:
+            finish = _append(request, emitted[0])
+        else:
             emitted, finish = _advance(state, row, work, result, now)
+        if finish is not None or windowed or row.forks or request.computed // size > row.table.sealed:
             settle(state, row, finish, now)
-            if emitted or finish is not None or (work.prompt_logprobs and work.id in result.prompt_logprobs):
-                state.emissions.append(Emission(request, emitted, finish))
+        if emitted or finish is not None or (work.prompt_logprobs and work.id in result.prompt_logprobs):
+            state.emissions.append(Emission(request, emitted, finish))
         emitted_counts.append(len(emitted))
     state.land(flight, now)
     if state.log:
@@ -87,23 +97,30 @@ def accept(request: Request, emitted: Sequence[int]) -> tuple[tuple[int, ...], F
 
     Rejected drafts are rolled back: their positions do not count as computed. -> tokens appended, why it ended.
     """
-    tokens, params = request.tokens, request.params
-    known = len(tokens)
+    known = len(request.tokens)
     accepted = len(emitted) - 1
     if request.draft:
         request.draft = []
     finish = None
     for token in emitted:
-        tokens.append(token)
-        if token in request.stop_ids and (request.generated > params.min_tokens or params.grammar is not None):
-            finish = Finish("stop", token)
+        finish = _append(request, token)
+        if finish is not None:
             break
-        if len(tokens) >= request.max_len:
-            finish = Finish("length")
-            break
-    kept = len(tokens) - known
+    kept = len(request.tokens) - known
     request.computed = known + min(accepted, kept)
     return tuple(emitted[:kept]), finish
+
+
+def _append(request: Request, token: int) -> Finish | None:
+    """One token more, all before it being computed -> why the request ends with it, if it does."""
+    tokens = request.tokens
+    request.computed = len(tokens)
+    tokens.append(token)
+    if token in request.stop_ids and (
+        request.generated > request.params.min_tokens or request.params.grammar is not None
+    ):
+        return Finish("stop", token)
+    return Finish("length") if len(tokens) >= request.max_len else None
 
 
 def propose(request: Request, drafts: Sequence[int], odds: float) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 
 from headway.core.clock import to_seconds
 from headway.core.step import StepResult
@@ -15,16 +16,23 @@ from headway.scheduling.flight import Flight
 HALF_LIFE = 20.0  # seconds of steps after which a measured one counts half
 RATIOS = 0.5, 2.0  # bounds of a step's measured over predicted time: what is beyond says that something else happened
 LEARNING, MOST_SKEW = 0.25, 2.0  # of the skew: what a step that touched half as many experts moves it by; its limit
-RECENT, WITHIN = 64, 0.95  # of the last steps, what share is to end in time
+RECENT, WITHIN = 64, 0.95  # of the last steps of a kind, what share is to end in time
+OCTAVE = 256  # tokens before the chunks of the first of them
 
 
 class Slowness:
     """How much longer steps take than was predicted. It rises within a few steps, and falls when all of the last
-    `RECENT` were faster."""
+    `RECENT` were faster.
 
-    def __init__(self) -> None:
+    Args:
+        ratios: of steps before, the oldest first.
+    """
+
+    def __init__(self, ratios: Sequence[float] = ()) -> None:
         self._last = deque([1.0] * RECENT)
         self._sorted = [1.0] * RECENT
+        for ratio in ratios:
+            self.learn(ratio)
 
     @property
     def last(self) -> tuple[float, ...]:
@@ -46,6 +54,12 @@ class Slowness:
         insort(self._sorted, ratio)
 
 
+def kind_of(start: int, beside: bool) -> int:
+    """The kind of a step with chunks: the octave in which the deepest of them begins, `start`, and whether there are
+    decodes beside. What the model is wrong by is alike within one, and can be quite another thing in the next."""
+    return 2 * (start // OCTAVE).bit_length() + beside
+
+
 class Pace:
     """Measured speed.
 
@@ -61,40 +75,47 @@ class Pace:
     def __init__(self, model: RoutingModel | None = None) -> None:
         self.skew: float | None = None
         self._model = model
-        self._slowness = Slowness()
+        self._kinds: dict[int, Slowness] = {}
         self._seconds = 0.0  # of steps before which somebody waited; these three fade
         self._prompt_tokens = 0.0
         self._admitted = 0.0
 
-    @property
-    def slowness(self) -> float:
-        """Measured over predicted time of steps that hold chunks, so that nearly all of them end in time."""
-        return self._slowness.ratio
+    def slowness(self, kind: int) -> float:
+        """Measured over predicted time of steps of a kind, so that nearly all of them end in time."""
+        return self._nearest(kind).ratio
+
+    def _nearest(self, kind: int) -> Slowness:
+        """Of the kind, or of the next shallower one that was seen."""
+        while kind >= 0 and kind not in self._kinds:
+            kind -= 2
+        return self._kinds.get(kind) or Slowness()
 
     @property
-    def ratios(self) -> tuple[float, ...]:
-        """What `slowness` was learned from."""
-        return self._slowness.last
+    def ratios(self) -> dict[int, tuple[float, ...]]:
+        """What `slowness` was learned from, by kind."""
+        return {kind: one.last for kind, one in self._kinds.items()}
 
-    def predict_anew(self, ratios: Sequence[float] = ()) -> None:
+    def predict_anew(self, ratios: Mapping[int, Sequence[float]] = MappingProxyType({})) -> None:
         """Forget what steps took in times what was predicted, but for these last ones: another model predicts."""
-        self._slowness = Slowness()
-        for ratio in ratios:
-            self._slowness.learn(ratio)
+        self._kinds = {kind: Slowness(known) for kind, known in ratios.items()}
 
     def count(self, flight: Flight, result: StepResult, since: int, now: int) -> None:
         """Learn from a step that was committed at `now`; the one before at `since`, ps."""
         if self._model is not None and flight.shape is not None and result.experts:
             self._learn_skew(self._model.touched(flight.shape), sum(result.experts) / len(result.experts))
         plan, seconds = flight.plan, result.seconds.executor
-        chunks = [work.count for work in plan.work if not work.decode]
+        chunks = [work for work in plan.work if not work.decode]
         if plan.predicted and seconds and chunks:
             new = {row.id for row in plan.new}
-            if any(work.decode and work.id not in new for work in plan.work):
+            beside = any(work.decode and work.id not in new for work in plan.work)
+            if beside:
                 seconds = max(seconds, to_seconds(now - since + flight.idle))  # streams wait for the host as well
-            self._slowness.learn(seconds / plan.predicted)
+            kind = kind_of(max(work.start for work in chunks), beside)
+            if kind not in self._kinds:
+                self._kinds[kind] = Slowness(self._nearest(kind).last)
+            self._kinds[kind].learn(seconds / plan.predicted)
         if flight.waited:
-            self._pass(to_seconds(now - since), sum(chunks), flight.admitted)
+            self._pass(to_seconds(now - since), sum(work.count for work in chunks), flight.admitted)
 
     def _learn_skew(self, foretold: float, touched: float) -> None:
         if foretold > 0 and touched > 0:

@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headway.core.step import BlockCopy, BlockIds, RowInit, StepPlan, Work
+from headway.core.step import BlockCopy, BlockIds, RowInit, StepPlan, StepShape, Work
 from headway.scheduling.admission import Admission
 from headway.scheduling.budget import Budget, StepTimeModel, largest_chunk
 from headway.scheduling.drafting import Drafting
+from headway.scheduling.pace import Pace, kind_of
 from headway.scheduling.row import Row
 from headway.scheduling.shape import ShapeBuilder
 from headway.scheduling.state import State
@@ -51,9 +52,8 @@ class Step:
         model: StepTimeModel | None,
         shaped: bool,
         now: int,
-        slowness: float = 1.0,
+        pace: Pace,
         headroom: bool = True,
-        skew: float | None = None,
         drafting: Drafting | None = None,
     ) -> None:
         limits = state.limits
@@ -63,8 +63,8 @@ class Step:
         self._model = model
         self.now = now
         self._drafting = drafting
-        self._slowness = slowness  # measured over predicted time
-        self.shape = ShapeBuilder(limits.windows, skew) if shaped or model else None
+        self._pace = pace
+        self.shape = ShapeBuilder(limits.windows, pace.skew) if shaped or model else None
         self._most = min(limits.max_tokens_per_step, budget.tokens or limits.max_tokens_per_step)
         self.left = self._most
         self._prompt_logits = limits.max_prompt_logits or limits.max_tokens_per_step
@@ -81,6 +81,7 @@ class Step:
         self._tokens = 0
         self._decodes = 0
         self._chunks = 0
+        self._deepest = 0  # where the deepest of them begins
         self._opened = False  # the pass for prompts has begun
         self._base = 0.0  # predicted milliseconds of the decodes
         self._until: float | None = None  # predicted milliseconds at which the step should end; None = no limit
@@ -115,11 +116,20 @@ class Step:
         if self.state.limits.max_drafts:
             self._cut_drafts()
         spare = self.left - len(running)  # tokens for drafts, once every row has its one
+        starts: list[int] = []  # of rows that are just to go on, as nearly all are
         index = 0
         while index < len(running):
             row = running[index]
             index += 1
             request = row.request
+            start = request.computed + request.pending
+            goes_on = row.held and start < row.table.capacity and not request.draft and not row.wants_prompt_logprobs
+            if goes_on and start + 1 == len(request.tokens) and not grows:
+                request.pending += 1
+                starts.append(start)
+                self.work.append(Work(request.id, start, 1, (), (), 1, True))
+                self.rows.append(row)
+                continue
             todo = request.todo
             if todo != 1:
                 if todo:
@@ -132,12 +142,21 @@ class Step:
                 continue
             draft = self._draft(row, spare) if request.draft else ()
             spare -= len(draft)
-            end = request.computed + request.pending + 1 + len(draft)
+            end = start + 1 + len(draft)
             blocks = self._grow_or_preempt(row, end) if end > row.table.capacity else ()
             if blocks is None:  # it was the last one itself
-                return
+                break
             self._plan(row, 1 + len(draft), draft, blocks)
             self._decodes += 1
+        self._count_decodes(starts)
+
+    def _count_decodes(self, starts: list[int]) -> None:
+        """What rows that compute one token each, from these positions on, take of the step."""
+        self._decodes += len(starts)
+        self.left -= len(starts)
+        self._tokens += len(starts)
+        if self.shape is not None:
+            self.shape.add_decodes(starts)
 
     def chunks(self) -> None:
         """Running rows with more than one known token left get the next chunk, in order, while the budget lasts."""
@@ -271,16 +290,17 @@ class Step:
         self._plan_chunk(row, count, timed_out)
         return ""
 
-    def finish(self, number: int) -> StepPlan:
-        """The plan. Empties the list of rows the executor must drop."""
+    def finish(self, number: int) -> tuple[StepPlan, StepShape | None]:
+        """The plan, and its shape if anyone wants to know. Empties the list of rows the executor must drop."""
         gone = tuple(self.state.gone)
         self.state.gone.clear()
-        predicted = None
+        predicted = shape = None
         if self.shape is not None:
             self.shape.copies = len(self._copies)
+            shape = self.shape.build()
             if self._model is not None and self.work:
-                predicted = self._model.predict(self.shape.build())
-        return StepPlan(number, tuple(self._new), tuple(self.work), gone, tuple(self._copies), predicted)
+                predicted = self._model.predict(shape)
+        return StepPlan(number, tuple(self._new), tuple(self.work), gone, tuple(self._copies), predicted), shape
 
     def _cut_drafts(self) -> None:
         """Keep of all drafts those that are worth their time."""
@@ -331,13 +351,14 @@ class Step:
         if self._until is None:
             return count, False
         assert self.shape is not None and self._model is not None
-        fits = largest_chunk(self.shape, start, count, self._model, self._until / self._slowness)
+        fits = largest_chunk(self.shape, start, count, self._model, self._until / self._slowness(start))
         return max(fits, 0 if self._chunks else 1), fits < count
 
     def _plan_chunk(self, row: Row, count: int, timed_out: bool) -> None:
         if count > 0:
             blocks = row.table.grow(row.request.planned + count)
             assert blocks is not None, "a chunk is cut to the room there is"
+            self._deepest = max(self._deepest, row.request.planned)
             self._plan(row, count, (), blocks)
             self._chunks += 1
         self.admission.promise_to(row)
@@ -391,4 +412,8 @@ class Step:
 
     def _predicted_ms(self) -> float:
         assert self.shape is not None and self._model is not None
-        return self._model.predict(self.shape.build()) * 1e3 * self._slowness
+        return self._model.predict(self.shape.build()) * 1e3 * self._slowness(0)
+
+    def _slowness(self, start: int) -> float:
+        """Measured over predicted time of such a step, with a chunk more that begins at `start`."""
+        return self._pace.slowness(kind_of(max(self._deepest, start), self._decodes > 0))

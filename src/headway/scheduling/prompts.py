@@ -21,13 +21,13 @@ LOOK_PAST = 8  # waiting rows without room that a step looks at
 
 def prompts(step: Step) -> None:
     """Plan chunks of running prompts, and admit waiting ones. Call it after `Step.decodes`."""
-    step.open()
     queue = step.state.queue
     partial = [row for row in step.partial if row.place is Place.RUNNING]  # some were preempted
     first, waiting = None, []
     if step.running < step.state.limits.max_rows and len(queue):
         first, waiting = queue.first(), queue.by_work(step.admission.remaining)
     if first is not None or partial:
+        step.open()
         _Share(step, partial, waiting, first).run()
     step.asked()
 

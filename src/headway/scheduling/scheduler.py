@@ -150,7 +150,7 @@ class Scheduler:
             ttl=self._ttl,
             profile=profile,
             regime=self._regime,
-            ratios=self.pace.ratios if self._steps else (),
+            ratios=self.pace.ratios if self._steps else {},
             draft_ratios=self.drafting.ratios,
             step=self._steps,
             cache=tuple(pool.start() for pool in self.cache.pools) if self._steps else (),
@@ -233,11 +233,10 @@ class Scheduler:
         waited = len(state.queue) > 0
         self.drafting.begin_step(self._steps, self._model)
         step = Step(
-            state, self._budget, self._model, self._log is not None, now, self.pace.slowness, self.policy.headroom,
-            self.pace.skew, self.drafting,
-        )  # fmt: skip
+            state, self._budget, self._model, self._log is not None, now, self.pace, self.policy.headroom, self.drafting
+        )
         self.policy.fill(step)
-        plan = step.finish(self._steps)
+        plan, shape = step.finish(self._steps)
         self.blocked = step.blocked
         if plan.empty:
             if self._log and (self.blocked or state.flights):
@@ -245,7 +244,6 @@ class Scheduler:
             return plan
         self._steps += 1
         idle = now - self._last_commit if self._last_commit is not None and not state.flights else 0
-        shape = step.shape.build() if step.shape else None
         state.flights.append(
             Flight(
                 plan, step.rows, step.copied,

@@ -40,6 +40,16 @@ class ShapeBuilder:
                 self._keys[group] += keys_read(start, count, window)
                 self._pairs[group] += pairs_computed(start, count, window)
 
+    def add_decodes(self, starts: Sequence[int]) -> None:
+        """Rows computing one position each, with logits there."""
+        self.tokens += len(starts)
+        self.rows += len(starts)
+        self.logit_rows += len(starts)
+        for group, window in enumerate(self._windows):
+            more = sum(starts) + len(starts) if window is None else sum([min(start + 1, window) for start in starts])
+            self._decode_keys[group] += more
+            self._decode_pairs[group] += more
+
     @property
     def _sums(self) -> tuple[list[int], ...]:
         return self._keys, self._pairs, self._decode_keys, self._decode_pairs

@@ -29,7 +29,7 @@ from headway.core.events import (
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import Capabilities, StepPlan, StepResult
 from headway.engine.event_file import EventFileError, read_events, read_header
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.budget import Budget, StepTimeModel
 from headway.scheduling.digest import digest_of
 from headway.scheduling.policies import policy_named

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from contextlib import suppress
 
 from headway.text.tokenizer import Tokenizer
 
@@ -25,14 +26,27 @@ class Detokenizer:
         """
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._whole = tokenizer.whole_texts(skip_special)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._strip = tokenizer.strip_after(prompt)
         self._decoder.decode(self._last_bytes(prompt))
+        self._between = self._is_between()
 
     def push(self, token: int) -> str:
         """The text that became certain with this token; often one word, sometimes nothing."""
-        text = self._decoder.decode(self._tokenizer.token_bytes(token, skip_special=self._skip_special))
-        return self._cut(text) if self._strip else text
+        if self._between and token in self._whole:
+            return self._whole[token]
+        known = self._tokenizer.token_bytes(token, skip_special=self._skip_special)
+        text = self._cut(self._decoder.decode(known))
+        if self._between:
+            with suppress(UnicodeDecodeError):
+                self._whole[token] = known.decode()
+        self._between = self._is_between()
+        return text
+
+    def _is_between(self) -> bool:
+        """No character is incomplete, and nothing is to be stripped: what comes is decoded on its own."""
+        return not self._strip and not self._decoder.getstate()[0]
 
     def flush(self) -> str:
         """Call once, at the end: U+FFFD if the text ends within a character, else nothing."""

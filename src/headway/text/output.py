@@ -28,21 +28,22 @@ class OutputText:
         skip_special: bool = True,
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt, skip_special=skip_special)
-        self._stops = StopMatcher(stop, min_tokens, include_stop)
+        self._stops = StopMatcher(stop, min_tokens, include_stop) if stop else None
         self._stop_ids = () if include_stop else stop_ids
 
     @property
     def matched(self) -> str | None:
         """The stop string that was met: push no more tokens."""
-        return self._stops.matched
+        return None if self._stops is None else self._stops.matched
 
     def push(self, token: int) -> str:
         """The text that became certain with this token."""
-        return self._stops.push("" if token in self._stop_ids else self._detokenizer.push(token))
+        text = "" if token in self._stop_ids else self._detokenizer.push(token)
+        return self._stops.push(text) if self._stops is not None else text
 
     def flush(self) -> str:
         """Call once, when the generation has ended: whatever was held back."""
         if self.matched is not None:
             return ""
-        ending = self._stops.push(self._detokenizer.flush())
-        return ending + self._stops.flush()
+        ending = self._detokenizer.flush()
+        return ending if self._stops is None else self._stops.push(ending) + self._stops.flush()

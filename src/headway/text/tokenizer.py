@@ -77,6 +77,7 @@ class Tokenizer:
         self._special_starts = {name[:2] for name in self.special_ids}
         self._bytes = {number: self._decoder.added(token.content) for number, token in added.items()}
         self._bytes |= dict.fromkeys(unused, b"")
+        self._noted: dict[bool, dict[int, str]] = {False: {}, True: {}}
 
     def load(self) -> None:
         """Build now what encoding any text needs.
@@ -245,6 +246,10 @@ class Tokenizer:
             known = b"" if text is None else self._decoder.to_bytes(text)
             self._bytes[token] = known
         return known
+
+    def whole_texts(self, skip_special: bool) -> dict[int, str]:
+        """Texts of ids that stand for whole characters, as far as somebody noted them."""
+        return self._noted[skip_special]
 
     def longest(self) -> int:
         """Bytes of the longest token."""
