@@ -47,7 +47,7 @@ def report(
     table: Path, found: Calibration, runs: Mapping[str, Sequence[PublicRun]], validated: Mapping[str, Sequence[LeftOut]]
 ) -> str:
     """The accuracy page: left-out errors and errors of the committed fit, overall, by group, and the constants."""
-    committed = score(table, found)
+    committed = score(table, known=found)
     lines = [HEADER.format(runs=found.source["runs"])]
     lines.append("| what | runs | mean | median | bias | in p10-p90 | abstained |\n|---|---|---|---|---|---|---|")
     for metric in METRICS:

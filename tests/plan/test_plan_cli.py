@@ -417,6 +417,7 @@ BAD = {
     "plot": (["frontier", *STEP[1:], "--plot", "curve.pdf"], "--plot: curve.pdf"),
     "ratio without a peak": (["ratio", *STEP[1:-1], "m4-max"], "--peak-tflops"),
     "prompts without a peak": (["prefill", *STEP[1:-1], "m4-max"], "--peak-tflops: no peak is catalogued for m4-max"),
+    "whose predictions": (["score", "nowhere.csv", "--model", "guess"], "--model: 'guess'; accepted: estimate, search"),
     "their price": (["cost", *STEP[1:-1], "m4-max", "--price", "1"], "--peak-tflops: no peak is catalogued"),
     "folder": (["step", "-m", ".", "--hardware", "h100"], "--model: . has no config.json"),
     "curve": (["levers", *STEP[1:], "--acceptance-curve", "a,b"], "--acceptance-curve: 'a,b'"),

@@ -171,6 +171,12 @@ def test_the_committed_accuracy_holds():
             assert entry.abstained == pytest.approx(abstained, abs=0.1)
 
 
+def test_what_search_ranks_by_is_as_near_to_measured_runs():
+    found = score(TABLE, "search")
+    for kind in ("dense", "moe"):
+        assert found.tpot[kind].mape <= 15 and found.tpot[kind].coverage >= 70
+
+
 def test_the_bars_hold_on_the_committed_page():
     page = page_rows()
     for kind, bar in (("dense", 12.0), ("moe", 20.0)):

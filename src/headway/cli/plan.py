@@ -54,6 +54,7 @@ OPTIONS = {  # parameter, of one verb alone as "verb parameter" -> (flags, help)
     "word": ((), "Only names with this in them."),
     "audit file": ((), "A CSV of published or submitted speeds."),
     "score file": ((), "A CSV of measured runs, with the columns of silicon_runs.csv."),
+    "score model": (("--model",), "Whose predictions: estimate, or search."),
     "model": (("--model", "-m"), "A name of `plan models`, a hub id, a folder or config.json, or a .gguf file."),
     "hardware": (("--hardware", "--device"), "A name of `plan hardware`, or this-machine."),
     "search hardware": (("--hardware",), "Devices with commas; `all` = every GPU with a price."),

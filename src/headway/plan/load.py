@@ -60,8 +60,8 @@ class Curve(msgspec.Struct, frozen=True):
 
     Attributes:
         deployment: what it is; its own concurrency says nothing.
-        by_chunk: chunk -> `tpot`, `decode` (a step without prompts), `full` (one with a whole chunk), `own` (a prompt
-            alone), `first` (TTFT but for waiting) and `rate`.
+        by_chunk: chunk -> `tpot`, `ttft`, `decode` (a step without prompts), `full` (one with a whole chunk), `own` (a
+            prompt alone), `first` (TTFT but for waiting) and `rate`.
     """
 
     deployment: Deployment
@@ -111,6 +111,14 @@ class Curve(msgspec.Struct, frozen=True):
             broken.append("ttft")
         return ReplicaLoad(0.0, ttft, 0.0, 0.0, 0.0, CHUNKS[0], 1.0, tuple(broken))
 
+    def closed(self, flying: float) -> dict[str, float]:
+        """Mean seconds of each metric with so many requests always in flight, prompts in the longest chunks."""
+        columns = self.by_chunk[max(self.by_chunk)]
+        held = min(flying, float(self.flying[-1]))
+        found = {name: float(np.interp(held, self.flying, columns[name])) for name in ("tpot", "ttft")}
+        waiting = (flying - held) / held * (found["ttft"] + self.deployment.output * found["tpot"])
+        return found | {"ttft": found["ttft"] + waiting}
+
     def _flying(self, chunk: int, rate: float) -> float:
         """Requests in flight at a rate; infinitely many where it is more than the replica can do."""
         rates = self.by_chunk[chunk]["rate"]
@@ -131,24 +139,33 @@ def _wait(busy: float, turn: float, traffic: Traffic, target: Target) -> float:
     return queue_quantile(busy, queue_seconds(busy, turn, traffic.arrival_cv2), target.share)
 
 
-def curves(deployments: Sequence[Deployment]) -> list[Curve]:
+def but_load(deployment: Deployment) -> tuple[Any, ...]:
+    """What was deployed, whatever its load."""
+    return tuple(
+        id(getattr(deployment, field)) if field in ("shape", "hardware") else getattr(deployment, field)
+        for field in deployment.__struct_fields__
+        if field != "concurrency"
+    )
+
+
+def curves(deployments: Sequence[Deployment], chunks: Sequence[int] = CHUNKS) -> list[Curve]:
     """Every deployment at every load, in one evaluation."""
     if not deployments:
         return []
     resolved = resolve(calibration().offsets, deployments)
-    each, grid = len(CHUNKS) * LOADS, [np.geomspace(1.0, max(2.0, min(d.capacity, MOST)), LOADS) for d in deployments]
+    each, grid = len(chunks) * LOADS, [np.geomspace(1.0, max(2.0, min(d.capacity, MOST)), LOADS) for d in deployments]
     rows = np.repeat(np.arange(len(deployments)), each)
     fleet = Fleet.of(deployments)[rows]
     for part in (fleet, fleet.prompts):
         if part is not None:
-            part.load["concurrency"] = np.concatenate([np.tile(loads, len(CHUNKS)) for loads in grid])
-            part.load["chunk"] = np.tile(np.repeat(np.array(CHUNKS, float), LOADS), len(deployments))
+            part.load["concurrency"] = np.concatenate([np.tile(loads, len(chunks)) for loads in grid])
+            part.load["chunk"] = np.tile(np.repeat(np.array(chunks, float), LOADS), len(deployments))
     loop = Loop.calibrated(fleet, {name: column[rows] for name, column in resolved.items()})
     solved = _columns(loop)
-    shaped = {name: column.reshape(len(deployments), len(CHUNKS), LOADS) for name, column in solved.items()}
+    shaped = {name: column.reshape(len(deployments), len(chunks), LOADS) for name, column in solved.items()}
     return [
         Curve(deployment, grid[i], {
-            chunk: {name: column[i, j] for name, column in shaped.items()} for j, chunk in enumerate(CHUNKS)
+            chunk: {name: column[i, j] for name, column in shaped.items()} for j, chunk in enumerate(chunks)
         })
         for i, deployment in enumerate(deployments)
     ]  # fmt: skip
@@ -163,8 +180,10 @@ def measured_curve(timing: Timing, deployment: Deployment) -> Curve:
     decode, mixed, tpot = (np.array([getattr(load, name) for load in loads]) for name in ("decode", "mixed", "tpot"))
     first = steps * mixed
     rate = np.maximum.accumulate(grid / (first + deployment.output * tpot))
-    columns = {"tpot": tpot, "decode": decode, "own": steps * (mixed - decode), "first": first, "rate": rate,
-               "full": mixed}  # fmt: skip
+    columns = {
+        "tpot": tpot, "ttft": first, "decode": decode, "own": steps * (mixed - decode), "first": first, "rate": rate,
+        "full": mixed,
+    }  # fmt: skip
     return Curve(deployment, grid, {loads[-1].chunk: columns})
 
 
@@ -179,8 +198,8 @@ def _columns(loop: Loop) -> Columns:
         (q["concurrency"] / (first + q["output"] * solved["tpot"])).reshape(-1, LOADS), axis=1
     ).ravel()
     return {
-        "tpot": solved["tpot"], "decode": solved["decode"], "own": solved["own"], "first": first, "rate": rate,
-        "full": loop.model.predict(mixed_step(decodes, loop.piece(chunk))),
+        "tpot": solved["tpot"], "ttft": loop.first_token(solved, k), "decode": solved["decode"], "own": solved["own"],
+        "first": first, "rate": rate, "full": loop.model.predict(mixed_step(decodes, loop.piece(chunk))),
     }  # fmt: skip
 
 

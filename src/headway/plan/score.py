@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from headway.core.errors import BadInput
 from headway.plan.answers import Counted, Errors, Group, Score
+from headway.plan.load import CHUNKS, but_load, curves
 from headway.plan.runs import PublicRun, read_runs
 from headway.roofline.calibrate import Calibration, Estimate, calibration
+from headway.roofline.deployment import Deployment
 from headway.roofline.timing import Range
 
+MODELS = ("estimate", "search")
 
-def score(file: Path, known: Calibration | None = None) -> Score:
-    """Errors of every prediction against a table of runs.
+
+def score(
+    file: Path,
+    model: str = "estimate",
+    known: Calibration | None = None,
+) -> Score:
+    """Errors of every prediction against a table of runs: those of `plan estimate`, or of what `plan search` ranks by.
 
     Rows outside the validated region are abstained from: they count with their bound, and in `abstained`. Coverage is
     the share of the other rows inside their p10-p90 range. Rows that are no deployment at all are in `skipped`.
     """
+    if model not in MODELS:
+        raise BadInput("--model", f"{model!r}; accepted: {', '.join(MODELS)}")
     runs, skipped = read_runs(file)
-    model = known or calibration()
-    estimates = model.predict_all([run.deployment for run in runs], [run.doubt for run in runs])
+    estimates = (known or calibration()).predict_all([run.deployment for run in runs], [run.doubt for run in runs])
+    if model == "search":
+        estimates = searched([run.deployment for run in runs], estimates)
     kinds = {kind: [i for i, run in enumerate(runs) if run.deployment.kind == kind] for kind in ("dense", "moe")}
     tpot, ttft = (
         {kind: errors(metric, runs, estimates, rows) for kind, rows in kinds.items()} for metric in ("tpot", "ttft")
@@ -32,6 +44,22 @@ def score(file: Path, known: Calibration | None = None) -> Score:
         tpot=tpot, ttft=ttft, groups=_groups(runs, estimates), skipped=_counted(entry.reason for entry in skipped),
         abstained=_counted(estimate.reason for estimate in estimates if estimate.reason),
     )  # fmt: skip
+
+
+def searched(deployments: Sequence[Deployment], estimates: Sequence[Estimate]) -> list[Estimate]:
+    """What `plan search` holds of the same deployments, in ranges as wide as the estimates'."""
+    alike: dict[Hashable, list[int]] = {}
+    for index, estimate in enumerate(estimates):
+        if not estimate.reason:
+            alike.setdefault(but_load(deployments[index]), []).append(index)
+    found = list(estimates)
+    bases = curves([deployments[rows[0]] for rows in alike.values()], CHUNKS[:1])
+    for curve, rows in zip(bases, alike.values(), strict=True):
+        for index in rows:
+            seconds = curve.closed(deployments[index].concurrency)
+            ranges = {metric: getattr(estimates[index], metric).at(value) for metric, value in seconds.items()}
+            found[index] = msgspec.structs.replace(estimates[index], terms={}, **ranges)
+    return found
 
 
 def errors(metric: str, runs: list[PublicRun], estimates: list[Estimate], rows: list[int]) -> Errors:

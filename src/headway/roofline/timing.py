@@ -19,6 +19,10 @@ class Range(msgspec.Struct, frozen=True):
     p50: float
     p90: float
 
+    def at(self, seconds: float) -> Range:
+        """A range as wide around another estimate."""
+        return Range(*(seconds / self.p50 * end for end in (self.p10, self.p50, self.p90)))
+
 
 OURS = "native"  # the backend that serves on a measured machine
 
