@@ -36,7 +36,9 @@ from headway.simulate.driver import Source
 from headway.traffic.load import Load
 from headway.traffic.traces import TraceRow, read_trace
 
-AZURE = Lengths(1155, 211, 0.96, 0.77)  # means and variation of the conversation trace
+AZURE = Lengths(
+    input_tokens=1155, output_tokens=211, input_cv=0.96, output_cv=0.77
+)  # means and variation of the conversation trace
 RATE = 0.5  # requests per second and replica
 
 

@@ -44,7 +44,9 @@ LIMITS = Capabilities(
 
 
 def ours(rows: list[TraceRow], load: Load) -> dict[str, float]:
-    base = deployed(load_shape("llama-3.1-8b"), load_device("h100-sxm"), 1, EngineSetup("fcfs", prefix_cache=False))
+    base = deployed(
+        load_shape("llama-3.1-8b"), load_device("h100-sxm"), 1, EngineSetup(policy="fcfs", prefix_cache=False)
+    )
     one = msgspec.structs.replace(base, limits=LIMITS, budget=Budget(), model=COSTS)
     begin, cpu = time.perf_counter(), time.process_time()
     summary = play(one, Arrivals(rows, load), load, detail=0).summary

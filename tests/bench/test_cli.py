@@ -268,19 +268,17 @@ def test_a_search_never_sends_a_prompt_of_the_run_before_it(capsys: pytest.Captu
     assert len(run) == 20 and search and not run & search
 
 
-@pytest.mark.parametrize(("verb", "option"), [((), "--html"), (("lengths",), "--plot")])
-def test_plots_without_matplotlib_are_refused_before_the_run(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    verb: tuple[str, ...],
-    option: str,
+def test_without_matplotlib_plots_are_refused_before_the_run_and_pages_have_none(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = tmp_path / "x.html"
     with MockServer(Script()) as server:
-        code, _, err = bench(capsys, *verb, "--url", server.url, option, str(tmp_path / "x.svg"))
+        code, _, err = bench(capsys, "lengths", "--url", server.url, "--plot", str(tmp_path / "x.svg"))
         assert not server.requests
-    assert code == 2 and f"{option}: plots need matplotlib" in err and "pip install matplotlib" in err
+        assert code == 2 and "--plot: plots need matplotlib" in err and "pip install matplotlib" in err
+        code, out, _ = bench(capsys, "--url", server.url, "--requests", "2", "--html", str(page), *QUICK)
+    assert not code and "time to first token" in out and "plots need matplotlib" in page.read_text()
 
 
 def test_this_machine_is_the_one_that_was_probed(

@@ -93,7 +93,7 @@ def test_the_search_takes_the_machines_own_steps(answer: Answer) -> None:
 @pytest.mark.parametrize(("flying", "prompt", "output"), [(1, 300, 100), (3, 300, 100), (8, 300, 100), (3, 1500, 40)])
 def test_the_closed_loop_is_near_the_scheduler_itself(flying: int, prompt: int, output: int) -> None:
     here = deployed(load_shape(MODEL), device_of(PROFILE), 1, EngineSetup(prefix_cache=False), profile=PROFILE)
-    rows = rows_of(Lengths(prompt, output, output_cv=0.5), 12 + 4 * flying, seed=1)
+    rows = rows_of(Lengths(input_tokens=prompt, output_tokens=output, output_cv=0.5), 12 + 4 * flying, seed=1)
     played = play(here, Closed(rows, flying), Load("closed")).summary
     said = ClosedLoop(here.model, prompt, output, here.limits.max_rows, slowness=FIT.high).at(flying)
     assert 1e3 * said.tpot == pytest.approx(played["tpot_ms"]["mean"], rel=0.2)

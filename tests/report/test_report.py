@@ -9,7 +9,8 @@ import pytest
 
 from headway.core.errors import BadInput
 from headway.report import page as pages
-from headway.report.figures import check_plot, need_plots, new_figure, save_figure, svg
+from headway.report.document import Document, Drawing, Text, write_page
+from headway.report.figures import check_plot, new_figure, save_figure, svg
 from headway.report.files import check_writable, write, write_csv
 from tests.report.pages import self_contained
 
@@ -52,12 +53,14 @@ def test_a_plot_into_no_folder_is_refused_before_the_work(tmp_path: Path) -> Non
     check_plot(tmp_path / "x.svg")
 
 
-def test_without_matplotlib_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_one_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plot is refused; a page answers all the same."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for act in (lambda: need_plots("--html"), lambda: new_figure("--html")):
-        with pytest.raises(BadInput) as error:
-            act()
-        assert error.value.field == "--html" and "pip install matplotlib" in str(error.value)
+    with pytest.raises(BadInput, match=r"--plot: plots need matplotlib; install it with: pip install matplotlib"):
+        check_plot(tmp_path / "x.svg")
+    write_page(Document("t", [Text("the answer"), Drawing(lambda axes: None)]), tmp_path / "page.html", "headway verb")
+    page = (tmp_path / "page.html").read_text()
+    assert "the answer" in page and "A plot is missing here: plots need matplotlib" in page
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])

@@ -184,7 +184,7 @@ def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], args
 
 
 def test_lengths_have_the_mean_and_the_spread_asked_for() -> None:
-    rows = rows_of(Lengths(500, 50, 1.5, 0.0), 20_000, seed=3)
+    rows = rows_of(Lengths(input_tokens=500, output_tokens=50, input_cv=1.5), 20_000, seed=3)
     inputs = [row.input_tokens for row in rows]
     mean = sum(inputs) / len(inputs)
     spread = (sum((n - mean) ** 2 for n in inputs) / len(inputs)) ** 0.5 / mean

@@ -276,7 +276,7 @@ def judge(exchange: Exchange, record: RequestRecord) -> Failure | None:
     """What is wrong with an exchange that HTTP calls complete; None = nothing."""
     if exchange.status != 200:
         detail = error_message(exchange.error_body) or "no body"
-        return Failure(FailureKind.HTTP, f"HTTP status {exchange.status}: {detail}", exchange.status)
+        return Failure(FailureKind.HTTP, f"HTTP status {exchange.status}: {detail}")
     content_type = exchange.headers.get(b"content-type", b"")
     if not record.chunks:
         if b"event-stream" not in content_type:

@@ -138,7 +138,7 @@ def document(found: dict[str, Any]) -> Document:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """TTFT and TPOT against prompt length, every repetition a point, medians joined."""
-    figure, both = new_figures(2, "--plot", 9, 3.8)
+    figure, both = new_figures(2, 9, 3.8)
     for axes, name, label in zip(both, ("ttft", "tpot"), ("TTFT, ms", "TPOT, ms"), strict=True):
         rows = [row for row in found["lengths"] if row[f"{name}_ms"] is not None]
         sizes = [row["prompt_tokens"] or row["wanted"] for row in rows]

@@ -63,11 +63,11 @@ class Contact:
     @property
     def dead(self) -> Failure | None:
         """Why it makes no sense to go on: the endpoint does not answer at all, or refuses what it is asked."""
-        failed = self.records[-1].failure
-        if failed is None or self.records[-1].chunks:
+        last = self.records[-1]
+        if last.failure is None or last.chunks:
             return None
-        refused = 400 <= failed.status < 500 and failed.status not in PASSING
-        return failed if refused or failed.kind in (FailureKind.CONNECT, FailureKind.HUNG) else None
+        refused = 400 <= (last.status or 0) < 500 and last.status not in PASSING
+        return last.failure if refused or last.failure.kind in (FailureKind.CONNECT, FailureKind.HUNG) else None
 
 
 async def first_contact(client: Client, seed: int) -> Contact:

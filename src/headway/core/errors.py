@@ -6,6 +6,7 @@ holds a traceback. The command line prints it and exits with `exit_code`; the se
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 MAX_SHOWN = 80  # characters of a value quoted in an error
@@ -40,6 +41,16 @@ class BadInput(HeadwayError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+
+
+def unknown_name(name: str, known: Iterable[str], whole: str) -> BadInput:
+    """The refusal of a keyword that `whole` does not have, with the nearest that it has."""
+    from difflib import get_close_matches
+
+    names = list(known)
+    near = get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+    return BadInput(name, f"is not {whole}; {hint}")
 
 
 class ModelFileError(HeadwayError):

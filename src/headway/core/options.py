@@ -10,13 +10,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from headway.core.errors import BadInput, shown
+from headway.core.errors import BadInput, shown, unknown_name
 
-_KINDS = {bool: "true or false", str: "a text", int: "an integer", float: "a number", tuple: "texts"}
+_KINDS = {bool: "true or false", str: "a text", int: "an integer", float: "a number", tuple: "texts", Path: "a path"}
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """
         known = declared(cls)
         for name in values.keys() - known.keys():
-            raise BadInput(name, f"is not an option of {cls.about()}; there are {', '.join(known)}")
+            raise unknown_name(name, known, f"an option of {cls.about()}")
         return cls(**values)
 
     @classmethod

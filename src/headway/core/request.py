@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from headway.core.errors import BadInput, shown
+from headway.core.errors import BadInput, shown, unknown_name
 from headway.core.grammar import Grammar
 from headway.core.pooling import POOLINGS
 from headway.core.thinking import Thinking
@@ -25,7 +25,16 @@ MAX_SEED = 2**63 - 1
 MAX_INTEGER = 2**31 - 1  # what fits everywhere: files, messages, kernels
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Named(msgspec.StructMeta):
+    """Structs that people make: a keyword that is none is refused in a sentence."""
+
+    def __call__(cls, *args: Any, **given: Any) -> Any:
+        for name in given.keys() - set(cls.__struct_fields__):
+            raise unknown_name(name, cls.__struct_fields__, f"a field of {cls.__name__}")
+        return super().__call__(*args, **given)
+
+
+class SamplingParams(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to turn logits into tokens, and when to stop. Field names as in OpenAI's API and vLLM.
 
     Attributes:
@@ -135,8 +144,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """These, changed by what was given; None = was not.
 
         Raises:
-            BadInput: a value is out of range.
+            BadInput: a value is out of range, or its name unknown.
         """
+        for name in given.keys() - set(self.__struct_fields__):
+            raise unknown_name(name, self.__struct_fields__, "a field of SamplingParams")
         return msgspec.structs.replace(self, **{name: value for name, value in given.items() if value is not None})
 
     @property

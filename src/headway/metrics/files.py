@@ -16,7 +16,7 @@ from headway.core.errors import BadInput
 from headway.metrics.records import RequestRecord
 from headway.metrics.run import Run
 from headway.report.document import Document, write_page, write_plot
-from headway.report.figures import check_plot, need_plots
+from headway.report.figures import check_plot
 from headway.report.files import check_writable, write
 from headway.traffic.load import Load
 
@@ -79,8 +79,6 @@ class Files:
         for path, option in ((self.csv, "--csv"), (self.html, "--html"), (self.records, "--records")):
             check_writable(path, option)
         check_plot(self.plot)
-        if self.html is not None:
-            need_plots("--html")
 
     def write(
         self,

@@ -48,12 +48,9 @@ class FailureKind(StrEnum):
     NOT_SENT = "not_sent"  # the run was stopped before its turn
 
 
-class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`status`: of HTTP, where one came that was not 200."""
-
+class Failure(msgspec.Struct, frozen=True):
     kind: FailureKind
     message: str
-    status: int = 0
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):

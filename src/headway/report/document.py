@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.report import page as html
-from headway.report.figures import new_figure, save_figure, svg
+from headway.report.figures import NEEDED, can_plot, new_figure, save_figure, svg
 from headway.report.files import write
 
 STYLES = {"": "", "bad": "bold red", "warn": "yellow", "kind": "bold", "note": "dim"}
@@ -185,10 +185,11 @@ def _table(grid: Grid) -> Any:
 
 
 def write_page(document: Document, path: Path, command: str) -> None:
-    """Write a document as one page that opens offline, with the command that made it and the date.
+    """Write a document as one page that opens offline, with the command that made it and the date. Where matplotlib is
+    not installed it has a sentence in place of its plots.
 
     Raises:
-        BadInput: it has plots and matplotlib is not installed, or the file cannot be written.
+        BadInput: the file cannot be written.
     """
     made = html.paragraph(f"Made on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z} with:", "note")
     parts = [_element(part) for part in (*document.parts, *document.details)]
@@ -215,7 +216,9 @@ def _element(part: Part) -> str:
         case Drawing():
             if not part.on_page:
                 return ""
-            figure, axes = new_figure("--html")
+            if not can_plot():
+                return html.paragraph(f"A plot is missing here: {NEEDED}", "note")
+            figure, axes = new_figure()
             part.draw(axes)
             return svg(figure)
 

@@ -18,12 +18,16 @@ COLOURS = ("#0b6b62", "#b4541a", "#5b4fc7", "#8a7a1c", "#a8326f", "#2b6cb0", "#5
 WAITS, PREFILL, DECODE, STALLS, LIMIT = "#c9c4b9", "#b4541a", "#0b6b62", "#8a7a1c", "#a8261b"
 
 
-def need_plots(option: str) -> None:
-    """Raises BadInput, naming `option`, where matplotlib is not installed."""
+NEEDED = "plots need matplotlib; install it with: pip install matplotlib"
+
+
+def can_plot() -> bool:
+    """Whether matplotlib is installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise BadInput(option, "plots need matplotlib; install it with: pip install matplotlib") from None
+        return False
+    return True
 
 
 def check_plot(path: Path | None, option: str = "--plot") -> None:
@@ -32,25 +36,19 @@ def check_plot(path: Path | None, option: str = "--plot") -> None:
         return
     if path.suffix not in SUFFIXES:
         raise BadInput(option, f"{path}; accepted: a name that ends in {' or '.join(SUFFIXES)}")
-    need_plots(option)
+    if not can_plot():
+        raise BadInput(option, NEEDED)
     check_writable(path, option)
 
 
-def new_figure(option: str = "--plot", width: float = 7.0, height: float = 4.2) -> tuple[Figure, Any]:
-    """A figure with one pair of axes; inches.
-
-    Raises:
-        BadInput: matplotlib is not installed.
-    """
-    figure, (axes,) = new_figures(1, option, width, height)
+def new_figure(width: float = 7.0, height: float = 4.2) -> tuple[Figure, Any]:
+    """A figure with one pair of axes; inches. There must be matplotlib."""
+    figure, (axes,) = new_figures(1, width, height)
     return figure, axes
 
 
-def new_figures(
-    count: int, option: str = "--plot", width: float = 7.0, height: float = 4.2
-) -> tuple[Figure, Sequence[Any]]:
+def new_figures(count: int, width: float = 7.0, height: float = 4.2) -> tuple[Figure, Sequence[Any]]:
     """A figure with `count` pairs of axes side by side."""
-    need_plots(option)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")

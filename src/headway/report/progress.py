@@ -25,6 +25,7 @@ class PlainProgress:
         self._console = console
         self._unit = unit
         self._now = now
+        self._last = ""
         self._due: dict[str, float] = {}  # thing -> when its next line may come
         self._began: dict[str, tuple[float, int]] = {}  # when, and what was done by then
 
@@ -35,7 +36,10 @@ class PlainProgress:
         self._due[what] = now + SECONDS_PER_LINE
         far = f": {self._figure(done)}" if total or self._unit != 1 else ""  # a step without parts has a name alone
         of = f" of {self._figure(total)}{self._left(what, done, total, now)}" if total else ""
-        self._console.print(f"{what}{far}{of}", markup=False, soft_wrap=True)
+        line = f"{what}{far}{of}"
+        if line != self._last:  # who reports the end may do so twice
+            self._console.print(line, markup=False, soft_wrap=True)
+        self._last = line
 
     def _left(self, what: str, done: int, total: int, now: float) -> str:
         """How long the rest will take, if it goes on as until now."""

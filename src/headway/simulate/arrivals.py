@@ -5,41 +5,41 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import msgspec
 
 from headway.core.clock import to_ps
 from headway.core.errors import BadInput
+from headway.core.options import Option, Options
 from headway.scheduling.state import Emission
 from headway.simulate.workload import Ask, made_up, of_row
 from headway.traffic.load import Load, timetable
 from headway.traffic.traces import TraceRow
 
 MOST = 100_000_000  # requests
+LONGEST = (1 << 24) - 1  # tokens
 
 
-class Lengths(msgspec.Struct, frozen=True):
-    """Lengths of made-up requests: means, and coefficients of variation of log-normal ones (0 = all equal).
+class Lengths(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Lengths of made-up requests, log-normal about their means.
 
-    Attributes:
-        shared: prompt tokens that all requests begin with.
-        most: tokens a client asks for at most; None = whatever the context holds.
+    Raises:
+        BadInput: a value is not one that its option accepts.
     """
 
-    input_tokens: int = 256
-    output_tokens: int = 64
-    input_cv: float = 0.0
-    output_cv: float = 0.0
-    shared: int = 0
-    most: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, low in (("input_tokens", 1), ("output_tokens", 1), ("shared", 0)):
-            if not low <= getattr(self, name) < 1 << 24:
-                raise BadInput(f"--{name.replace('_', '-')}", f"{getattr(self, name)} is not a number of tokens")
-        for name in ("input_cv", "output_cv"):
-            if not 0 <= getattr(self, name) <= 10:
-                raise BadInput(f"--{name.replace('_', '-')}", f"{getattr(self, name):g} is not from 0 to 10")
+    input_tokens: Annotated[int, Option("Mean tokens of prompts.", least=1, most=LONGEST)] = 256
+    output_tokens: Annotated[
+        int, Option("Mean tokens of answers; the scheduler is not told.", least=1, most=LONGEST)
+    ] = 64
+    input_cv: Annotated[
+        float, Option("Coefficient of variation of prompt lengths; 0 = all equal.", least=0, most=10)
+    ] = 0.0
+    output_cv: Annotated[float, Option("The same of answers.", least=0, most=10)] = 0.0
+    shared_prefix: Annotated[int, Option("Prompt tokens equal in all prompts.", least=0, most=LONGEST)] = 0
+    max_tokens: Annotated[
+        int | None, Option("What clients ask for at most; default: the context.", least=1, most=LONGEST)
+    ] = None
 
     def draw(self, noise: random.Random) -> tuple[int, int]:
         return _draw(self.input_tokens, self.input_cv, noise), _draw(self.output_tokens, self.output_cv, noise)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 
-from headway.core.clock import VirtualClock, to_ps
+from headway.core.clock import MAX_SECONDS, VirtualClock, to_ps
 from headway.core.errors import BadInput
 from headway.core.events import EventLog
+from headway.core.options import Option, Options, declared
 from headway.core.step import Capabilities
-from headway.engine.options import EngineOptions
+from headway.engine.options import MAX_STEP, EngineOptions
 from headway.engine.warmup import usual_step_ms
 from headway.executor.simulated import SimulatedRanks
 from headway.roofline.calibrate import calibration
@@ -33,54 +35,42 @@ MOST = 1e9  # seconds, GiB, dollars: whatever is asked for
 ENGINE = "vllm"  # whose fitted constants stand for an engine on a GPU
 GPU_ROWS, GPU_TOKENS = 256, 2048  # of a step, vLLM's defaults
 OURS = EngineOptions()  # the defaults of our own
+_OF_ENGINE = declared(EngineOptions)
 
 
-class EngineSetup(msgspec.Struct, frozen=True):
-    """How a replica's scheduler and cache are set up; None = as is usual for the device.
+class EngineSetup(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a replica's scheduler and cache are set up; None = as is usual for the device. What an engine has too means
+    the same here.
 
-    Attributes:
-        policy: a name of `scheduling.policies`.
-        max_rows, max_step_tokens: rows and new tokens of a step at most.
-        step_ms: milliseconds that a chunk may make a step with decodes take.
-        max_model_len: longest context.
-        memory: "paged", or "contiguous": every request reserves the longest context from its start.
-        block_size: tokens of a block of paged memory.
-        kv_cache_gib: of the cache, in place of all that is free.
-        prefix_cache: whether finished prefixes are kept. prefix_ttl: for how many seconds.
-        max_wait: seconds a request may wait for its turn.
-        ttft: seconds to the first token that the policy `slo` works for.
-        host_us: microseconds per step outside of the step-time model.
+    Raises:
+        BadInput: a value is not one that its option accepts.
     """
 
-    policy: str = OURS.policy
-    max_rows: int | None = None
-    max_step_tokens: int | None = None
-    step_ms: float | None = None
-    max_model_len: int | None = None
-    memory: str = "paged"
-    block_size: int = OURS.block_size
-    kv_cache_gib: float | None = None
-    prefix_cache: bool = True
-    prefix_ttl: float = OURS.prefix_ttl
-    max_wait: float | None = None
-    host_us: float = 0.0
-    ttft: float | None = None
+    policy: Annotated[str, _OF_ENGINE["policy"]] = OURS.policy
+    max_rows: Annotated[int | None, Option("Most requests in one step.", least=1, most=MAX_STEP)] = None
+    max_step_tokens: Annotated[int | None, Option("Most new tokens in one step.", least=1, most=MAX_STEP)] = None
+    step_ms: Annotated[
+        float | None, Option("Longest step in ms that a prompt chunk may cause.", above=0, most=MOST)
+    ] = None
+    max_model_len: Annotated[int | None, Option("Longest context.", least=1, most=1 << 24)] = None
+    memory: Annotated[
+        str, Option("paged, or contiguous: every request reserves the longest context from its start.", MEMORIES)
+    ] = "paged"
+    block_size: Annotated[int, Option("Tokens per cache block.", least=1, most=MAX_STEP)] = OURS.block_size
+    kv_cache_gib: Annotated[
+        float | None, Option("GiB for the KV cache of each device; default: all that is free.", above=0, most=MOST)
+    ] = None
+    prefix_cache: Annotated[bool, Option("Keep finished prefixes.")] = True
+    prefix_ttl: Annotated[float, _OF_ENGINE["prefix_ttl"]] = OURS.prefix_ttl
+    max_wait: Annotated[
+        float | None, Option("Most seconds a request waits for its turn.", above=0, most=MAX_SECONDS)
+    ] = None
+    ttft_target: Annotated[float | None, _OF_ENGINE["ttft_target"]] = None
+    host_us: Annotated[float, Option("Microseconds per step outside of the step-time model.", least=0, most=MOST)] = 0.0
 
-    def __post_init__(self) -> None:
-        policy_named(self.policy)
-        if self.memory not in MEMORIES:
-            raise BadInput("--memory", f"{self.memory!r} is not one of {', '.join(MEMORIES)}")
-        for name in ("max_rows", "max_step_tokens", "max_model_len", "block_size"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= 1 << 24:
-                raise BadInput(f"--{name.replace('_', '-')}", f"{value} is not a whole number from 1 to {1 << 24}")
-        for name in ("step_ms", "kv_cache_gib", "prefix_ttl", "max_wait", "ttft"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= MOST:
-                problem = f"{value:g} is not a number above 0 and up to {MOST:g}"
-                raise BadInput(f"--{name.replace('_', '-')}", problem)
-        if not 0 <= self.host_us <= MOST:
-            raise BadInput("--host-us", f"{self.host_us:g} is not a number from 0 to {MOST:g}")
+    @classmethod
+    def about(cls) -> str:
+        return "a simulated replica"
 
 
 class Deployed(msgspec.Struct, frozen=True):
@@ -110,9 +100,10 @@ class Deployed(msgspec.Struct, frozen=True):
         """A fresh one, with an empty cache. `leaps`: over equal steps, which changes nothing but the time it takes."""
         clock, policy = VirtualClock(), policy_named(self.setup.policy)
         sized = self.budget.milliseconds is not None or policy.predicts
+        target = self.setup.ttft_target
         scheduler = Scheduler(
             self.limits, key=b"", policy=policy, budget=self.budget, model=self.model if sized else None, log=log,
-            ttl=to_ps(self.setup.prefix_ttl), ttft=None if self.setup.ttft is None else to_ps(self.setup.ttft),
+            ttl=to_ps(self.setup.prefix_ttl), ttft=None if target is None else to_ps(target),
             max_wait=self.setup.max_wait, reuse=self.setup.prefix_cache,
         )  # fmt: skip
         executor = SimulatedRanks(self.limits, clock, self.model, answers, host=self.host_seconds)

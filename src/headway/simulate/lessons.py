@@ -25,7 +25,7 @@ from headway.simulate.workload import Ask, made_up
 from headway.traffic.load import Load
 
 MODEL, DEVICE = "llama-3.1-8b", "h100-sxm"
-CHAT = Lengths(400, 150, 1.0, 1.0)
+CHAT = Lengths(input_tokens=400, output_tokens=150, input_cv=1.0, output_cv=1.0)
 LONG = 100_000  # tokens of the long prompt
 
 
@@ -169,7 +169,7 @@ def frontier() -> Lesson:
     one = _deployed()
     rows: list[list[Any]] = []
     for batch in (1, 2, 4, 8, 16, 32, 64, 128):
-        asked = rows_of(Lengths(256, 128), 2 * batch, 0)
+        asked = rows_of(Lengths(input_tokens=256, output_tokens=128), 2 * batch, 0)
         s = play(one, Closed(asked, batch), Load("closed", concurrency=batch)).summary
         closed = 1e3 * one.model.predict(decode_step(one.priced.shape, batch, 256 + 64))
         rows.append([batch, s["tpot_ms"]["mean"], closed, s["throughput"]["output"]])

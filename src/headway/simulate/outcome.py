@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.core.errors import BadInput
@@ -12,7 +12,7 @@ from headway.metrics import goodput
 from headway.metrics.files import Files
 from headway.metrics.summary import Targets, summarize
 from headway.metrics.views import VIEWS, view
-from headway.report.document import Document
+from headway.report.document import Document, Text
 from headway.simulate.deploy import Deployed
 from headway.simulate.document import comparison, document
 from headway.simulate.play import Played, play
@@ -26,9 +26,10 @@ LOWEST = 1 / 1024  # of the first rate, below which a search gives up
 
 @dataclass(frozen=True)
 class Outcome:
-    """Simulations by policy, in the order asked for."""
+    """Simulations by policy, in the order asked for. `load`: what was played, in words."""
 
     played: Mapping[str, Played]
+    load: str
 
     def json(self) -> dict[str, Any]:
         """One object; of several policies, an object of them by name."""
@@ -36,7 +37,9 @@ class Outcome:
         return next(iter(summaries.values())) if len(summaries) == 1 else {"policies": summaries}
 
     def document(self) -> Document:
-        return document(next(iter(self.played.values()))) if len(self.played) == 1 else comparison(self.played)
+        several = len(self.played) > 1
+        shown = comparison(self.played) if several else document(next(iter(self.played.values())))
+        return replace(shown, parts=[Text(self.load), *shown.parts])
 
 
 def simulate_all(
@@ -76,7 +79,7 @@ def simulate_all(
             key = "saturation" if targets is None else "goodput"
             searched = saturation if targets is None else _goodput
             played.summary[key] = searched(once, traffic, targets, gpus, name)
-    return Outcome(found)
+    return Outcome(found, traffic.text())
 
 
 Once = Callable[[Traffic, str], Played]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from headway.core.clock import MAX_SECONDS
 from headway.core.errors import BadInput
+from headway.core.options import Option
 from headway.simulate.arrivals import Arrivals, Closed, Lengths, Sessions, rows_of
 from headway.simulate.driver import Source
 from headway.simulate.served import recorded
@@ -18,50 +19,43 @@ from headway.traffic.traces import TraceRow, read_trace, scaled
 ARRIVALS = ("poisson", "constant", "gamma")
 
 
-class Traffic(msgspec.Struct, frozen=True):
-    """Options of a load.
+class Traffic(Lengths, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A load: when requests come, and how long they are. Without a rate, a concurrency or a recording one request is in
+    flight at a time.
 
-    Attributes:
-        lengths, requests: of made-up requests; of a trace or log, `requests` at most.
-        rate, arrival, burstiness: an open loop. concurrency: a closed one.
-        trace, log, speed, length_scale: recorded requests; with a rate only their lengths and prefixes are taken.
-        turns, think: of conversations; think also of a closed loop.
+    Raises:
+        BadInput: a value is not one that its option accepts, or two contradict each other.
     """
 
-    lengths: Lengths = Lengths()
-    requests: int = 1000
-    rate: float | None = None
-    arrival: str = "poisson"
-    burstiness: float = 1.0
-    concurrency: int | None = None
-    trace: Path | None = None
-    log: Path | None = None
-    speed: float = 1.0
-    length_scale: float = 1.0
-    turns: int = 1
-    think: float = 0.0
-    seed: int = 0
+    requests: Annotated[int, Option("Requests; of a trace or log, at most.", least=1)] = 1000
+    rate: Annotated[float | None, Option("Open loop: arrivals per second.", above=0)] = None
+    arrival: Annotated[str, Option("How arrivals of --rate are spread.", ARRIVALS)] = "poisson"
+    burstiness: Annotated[float, Option("Of gamma arrivals: 1 = Poisson, below 1 = bursts.", above=0)] = 1.0
+    concurrency: Annotated[int | None, Option("Closed loop: requests in flight.", least=1)] = None
+    trace: Annotated[
+        Path | None, Option("Azure .csv or Mooncake .jsonl; with --rate only its lengths and prefixes.")
+    ] = None
+    log: Annotated[Path | None, Option("The event log of a server: its requests, as a trace.")] = None
+    speed: Annotated[float, Option("Replay a trace this many times faster.", above=0)] = 1.0
+    length_scale: Annotated[float, Option("Multiply a trace's lengths.", above=0)] = 1.0
+    turns: Annotated[int, Option("Turns of a conversation, each with all that was said before.", least=1)] = 1
+    think: Annotated[
+        float, Option("Mean seconds between an answer and what follows it.", least=0, most=MAX_SECONDS)
+    ] = 0.0
+    seed: Annotated[int, Option("Of lengths and arrivals.")] = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.trace is not None and self.log is not None:
             raise BadInput("--log", "cannot be combined with --trace")
         if self.log is not None and not self.log.is_file():
             raise BadInput("--log", f"no such file: {self.log}; a server writes one with --event-log")
         if self.concurrency is not None and self.rate is not None:
             raise BadInput("--concurrency", "cannot be combined with --rate: each says when requests start")
-        if self.arrival not in ARRIVALS:
-            raise BadInput("--arrival", f"{self.arrival!r} is not one of {', '.join(ARRIVALS)}")
         if self.burstiness != 1.0 and self.arrival != "gamma":
             raise BadInput("--burstiness", "needs --arrival gamma")
-        for name in ("speed", "length_scale"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise BadInput(f"--{name.replace('_', '-')}", f"{getattr(self, name):g} is not a number above 0")
-        if not 0 <= self.think <= MAX_SECONDS:
-            raise BadInput("--think", f"{self.think:g} is not a number from 0 to {MAX_SECONDS:g}")
         if self.turns > 1 and (self.concurrency is not None or self.rate is None or self.recorded):
             raise BadInput("--turns", "needs --rate, at which conversations begin, and no recorded requests")
-        if self.requests < 1:
-            raise BadInput("--requests", f"{self.requests} is not a whole number from 1")
 
     @property
     def recorded(self) -> bool:
@@ -75,6 +69,16 @@ class Traffic(msgspec.Struct, frozen=True):
             return Load("trace", seed=self.seed)
         return Load(self.arrival, self.rate, burstiness=self.burstiness, seed=self.seed)
 
+    def text(self) -> str:
+        """What is played, in words."""
+        given, load = self.trace or self.log, self.load
+        of = given.name if given else f"{self.input_tokens:,} prompt and {self.output_tokens:,} answer tokens"
+        ways = {"closed": f"{load.concurrency} in flight at a time", "trace": "when they came"}
+        how = ways.get(load.kind, f"{load.rate:g} a second, {load.kind}")
+        alone = load.kind == "closed" and self.concurrency is None
+        other = "; --rate, --concurrency, --trace or --log make another" if alone else ""
+        return f"load: {self.requests:,} requests of {of}, {how}{other}"
+
     def at(self, rate: float, requests: int, seed: int) -> Traffic:
         """The same at another rate, other draws."""
         return msgspec.structs.replace(self, rate=rate, requests=requests, seed=seed, concurrency=None)
@@ -85,14 +89,13 @@ class Traffic(msgspec.Struct, frozen=True):
             return scaled(read_trace(self.trace, self.requests, self.seed), self.speed, self.length_scale)
         if self.log is not None:
             return scaled(recorded(self.log)[: self.requests], self.speed, self.length_scale)
-        return rows_of(self.lengths, self.requests, self.seed)
+        return rows_of(self, self.requests, self.seed)
 
     def source(self, longest: int) -> Source:
         """A fresh one; conversations end before they are `longest` tokens long."""
-        rows, load, lengths = self.rows(), self.load, self.lengths
+        rows, load, shared, most = self.rows(), self.load, self.shared_prefix, self.max_tokens
         if load.kind == "closed":
-            return Closed(rows, load.concurrency, self.think, lengths.shared, lengths.most)
+            return Closed(rows, load.concurrency, self.think, shared, most)
         if self.turns > 1:
-            sessions = replace(load, rate=load.rate)
-            return Sessions(rows, sessions, self.turns, self.think, longest, lengths.most, lengths.shared)
-        return Arrivals(rows, load, lengths.shared, lengths.most)
+            return Sessions(rows, load, self.turns, self.think, longest, most, shared)
+        return Arrivals(rows, load, shared, most)
