@@ -16,6 +16,7 @@ from tests.serve.conftest import Server, events
 from tests.serve.scripted import EOS, ByteTokenizer
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "hi"}]
 
 
 def ask(text: str, **fields: Any) -> dict[str, Any]:
@@ -199,3 +200,25 @@ def test_refusals_in_a_conversation(server: Server) -> None:
         {"role": "user", "content": "say:ok"},
     ]
     assert sdk.chat.completions.create(model="scripted", messages=turns).choices[0].message.content == "ok"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (CHAT, {"messages": HELLO, "thinking_token_budget": -1}, "thinking_token_budget"),
+        (CHAT, {"messages": HELLO, "bad_words": ["x" * 80]}, "bad_words"),
+        (CHAT, {"messages": HELLO, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        (CHAT, {"messages": HELLO, "max_completion_tokens": -1}, "max_completion_tokens"),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 1, "stop_sequences": [""]}, "stop_sequences"),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": -1}, "max_output_tokens"),
+        ("/api/chat", {"messages": HELLO, "options": {"repeat_penalty": 0}}, "options.repeat_penalty"),
+        ("/api/generate", {"prompt": "hi", "options": {"stop": [""]}}, "options.stop"),
+    ],
+)
+def test_a_field_is_blamed_by_the_name_its_client_wrote(
+    tiny: Server, path: str, body: dict[str, Any], field: str
+) -> None:
+    answer = tiny.post(path, body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert (error if isinstance(error, str) else error["message"]).startswith(f"{field}: ")

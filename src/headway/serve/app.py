@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -361,8 +361,9 @@ class Gate:
         except Exception as error:
             if status != CLIENT_GONE:  # the answer has begun
                 raise
-            failed = _as_api_error(error, id)
-            await failed.response(dialect_of(scope["path"]).error(failed))(scope, receive, reply)
+            dialect = dialect_of(scope["path"])
+            failed = _as_api_error(error, id, dialect.names)
+            await failed.response(dialect.error(failed))(scope, receive, reply)
         finally:
             self._fold(HttpDone(self._label(scope["path"]), status))
             peer = scope["client"][0] if scope.get("client") else ""
@@ -385,9 +386,9 @@ class Gate:
         return self._labels.get(start, "other")
 
 
-def _as_api_error(error: Exception, id: bytes) -> ApiError:
+def _as_api_error(error: Exception, id: bytes, names: Mapping[str, str]) -> ApiError:
     if isinstance(error, HeadwayError):
-        return from_headway(error)
+        return from_headway(error, names)
     if isinstance(error, HTTPException):
         if error.status_code == 404:
             return ApiError(404, "no such route; GET /openapi.json lists them", code="not_found")

@@ -7,6 +7,7 @@ beside the others and a name in that list.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,12 +142,14 @@ class Dialect:
         prefix: errors of all paths that begin so have this API's shape; of several the longest prefix counts.
         error: the body of an error.
         id_header: what the API calls the header that has a request's id, beside x-request-id.
+        names: what its clients call a field that has another name below: in `SamplingParams`, or in a `Query`.
     """
 
     prefix: str
     endpoints: tuple[Endpoint, ...]
     error: Callable[[ApiError], Any]
     id_header: bytes = b""
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def priority_of(given: int | None, model: ModelHost) -> int:

@@ -6,6 +6,8 @@ A client's mistake is never a 5xx: SDKs resend those. A 503 always carries Retry
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 from starlette.responses import Response
@@ -18,6 +20,7 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 _PATH = re.compile(r"(?<![\w.:/])/(?!v1/)[\w.+-]+(?:/[\w.+-]+)+")
 _AT = re.compile(r" - at `\$\.?([^`]*)`")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
+_NAME = re.compile(r"^\w+")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 
 
@@ -63,12 +66,13 @@ def clean(text: str, limit: int = MAX_MESSAGE) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def from_headway(error: HeadwayError) -> ApiError:
-    """The API's form of an error of the layers below."""
+def from_headway(error: HeadwayError, names: Mapping[str, str] = MappingProxyType({})) -> ApiError:
+    """The API's form of an error of the layers below. `names`: what its clients call their fields."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, BadInput):
-        return ApiError(400, str(error), param=error.field, code="invalid_value")
+        field = _NAME.sub(lambda found: names.get(found[0], found[0]), error.field, count=1)
+        return ApiError(400, field + str(error).removeprefix(error.field), param=field, code="invalid_value")
     if isinstance(error, Rejected):
         return ApiError(error.status, str(error), code=error.reason.code)
     if isinstance(error, EngineDead):

@@ -7,7 +7,7 @@ Answer -> EngineLink.open -> Inbox -> deltas -> bytes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from headway.core.errors import HeadwayError
 from headway.serve.admission import retry_after
 from headway.serve.answer import Answer
 from headway.serve.choice import Choice, Gain
+from headway.serve.dialects import dialect_of
 from headway.serve.errors import ApiError, from_headway
 from headway.serve.link import EngineLink, Inbox
 from headway.serve.quotas import Lease
@@ -70,7 +71,7 @@ class Generation:
             connection = scope.get("headway.connection")
             if connection is not None:
                 connection.keep_alive_bytes = self._format.keep_alive
-            await self._stream(send)
+            await self._stream(send, dialect_of(scope["path"]).names)
         except BaseException as error:
             self._failure = error
             raise
@@ -124,7 +125,7 @@ class Generation:
             await self._send(send, piece)
         await self._send(send, last, last=True)
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, send: Send, names: Mapping[str, str]) -> None:
         gained: Sequence[tuple[Choice, Gain]] = ()
         with suppress(TimeoutError):  # nothing yet: open the stream, and let it be silent
             async with asyncio.timeout(HEAD_SECONDS):
@@ -148,7 +149,7 @@ class Generation:
                     await self._send(send, self._format.keep_alive)
             data = self._format.end()
         except HeadwayError as error:  # too late for a status: the stream's last event says it
-            self._failure = from_headway(error)
+            self._failure = from_headway(error, names)
             data = self._format.failed(self._failure)
         await self._send(send, data, last=True)
 

@@ -191,7 +191,7 @@ def max_tokens(options: Options) -> int | None:
 def sampling_params(options: Options, alternatives: int | None, defaults: SamplingParams) -> SamplingParams:
     """
     Raises:
-        BadInput: a value is out of range; named as the client wrote it.
+        BadInput: a value is out of range.
     """
     if options.num_ctx is not None and options.num_ctx < 1:
         raise BadInput("options.num_ctx", f"{options.num_ctx} is not an integer >= 1")
@@ -200,8 +200,4 @@ def sampling_params(options: Options, alternatives: int | None, defaults: Sampli
     given |= {"max_tokens": max_tokens(options), "logprobs": alternatives}
     if options.stop is not None:
         given["stop"] = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
-    try:
-        return defaults.but(given)
-    except BadInput as error:
-        names = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
-        raise BadInput(f"options.{names.get(error.field, error.field)}", str(error).partition(": ")[2]) from None
+    return defaults.but(given)
