@@ -100,6 +100,17 @@ def test_traces_bring_their_times_lengths_and_prefixes(capsys: pytest.CaptureFix
     assert faster["load"]["kind"] == "poisson"
 
 
+def test_what_a_log_recorded_is_planned_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    serve_recorded(log)
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "replay", str(log)])
+    assert not ended.value.code and "steps are planned as they were" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "replay", str(tmp_path / "none")])
+    assert ended.value.code == 2 and "LOG: no such file" in capsys.readouterr().err
+
+
 def test_what_a_log_recorded_is_played_on_another_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = tmp_path / "run.jsonl"
     serve_recorded(log)

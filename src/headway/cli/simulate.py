@@ -137,6 +137,43 @@ def score(
         show(document(found))
 
 
+@app.command("replay")
+def played_again(
+    log: Annotated[Path, typer.Argument(help="Event log of a server (--event-log).")],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="The model that was served; needed where `headway probe` had been run."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Feed this version's scheduler what a server's was fed, and say whether it plans the same steps. Exit code 1: it
+    does not."""
+    from headway.cli.terminal import doing, wrapped
+    from headway.core.errors import BadInput
+    from headway.engine.event_file import read_header
+    from headway.engine.profile import recorded_regimes
+    from headway.engine.references import load_shape
+    from headway.metrics.files import to_json
+    from headway.simulate.replay import replay
+
+    if not log.is_file():
+        raise BadInput("LOG", f"no such file: {log}; a server writes one with --event-log")
+    header = read_header(log)
+    models = [timing.model for timing in recorded_regimes(header, None if model is None else load_shape(model))]
+    with doing() as say:
+        say("planning every step again")
+        first = models[min(header.regime, len(models) - 1)] if models else None
+        found = replay(log, first, regimes=models)
+    if json:
+        typer.echo(to_json({"steps": found.steps, "alike": found.difference is None}))
+    elif found.difference is None:
+        print(wrapped(f"all {found.steps:,} steps are planned as they were"))
+    else:
+        print(wrapped(f"step {found.steps:,} is planned otherwise: {found.difference.plan}"))
+    if found.difference is not None:
+        raise typer.Exit(1)
+
+
 @app.command()
 def spec(
     drafts: Annotated[str, typer.Option(help="Drafts per step, with commas.")] = "2,4,8",

@@ -13,9 +13,8 @@ from headway.core.events import Finished, Header, Queued, StepDone
 from headway.core.receipts import Receipt, Receipts, StepParts, dollars
 from headway.core.step import StepShape
 from headway.engine.event_file import read_events, read_header
+from headway.engine.profile import recorded_regimes
 from headway.roofline.fixed import FixedCosts
-from headway.roofline.profile import Profile
-from headway.roofline.timing import held, regimes
 from headway.shape.model import ModelShape
 
 
@@ -130,17 +129,9 @@ def _dollars(seconds: float, price: float | None) -> float | None:
 
 def _parts(header: Header, shape: ModelShape | None) -> tuple[Callable[[StepShape], StepParts], str]:
     """What says how rows share a step, and that in words."""
-    known = header.profile or {}
-    if "read_bandwidth" in known:
-        if shape is None:
-            raise BadInput("--model", "the steps of this log were predicted by a profile: name the model it served")
-        backend, formats = str(header.config.get("backend", "native")), header.config.get("formats", held(shape))
-        body, head = map(str, formats)
-        seen = regimes(shape, msgspec.convert(known, Profile), backend, (body, head))
-        if not seen:
-            raise BadInput("LOG", f"its profile has no fitted steps of the {backend} backend")
+    if seen := recorded_regimes(header, shape):
         timing = seen[min(header.regime, len(seen) - 1)]
         return timing.model.parts, "the step-time model, with the profile of the machine"
-    if known.get("costs"):
-        return FixedCosts(**known["costs"]).parts, "what the engine's first steps cost"
+    if header.profile and header.profile.get("costs"):
+        return FixedCosts(**header.profile["costs"]).parts, "what the engine's first steps cost"
     return FixedCosts(token=1.0).parts, "the number of tokens: nothing predicted the steps of this log"

@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.core.events import Header
 from headway.model.source import cache_folder
 from headway.ops.protocol import Backend
 from headway.roofline.profile import Profile, Rates, device_of, load_profile
 from headway.roofline.step import StepTime
-from headway.roofline.timing import Timing, estimate, held, not_fitted
+from headway.roofline.timing import Timing, estimate, held, not_fitted, regimes
 from headway.shape.model import ModelShape
 
 
@@ -31,6 +32,25 @@ def held_formats(shape: ModelShape, backend: Backend) -> tuple[str, str]:
     """How a backend holds a model's matrices: (most of them, the output matrix)."""
     body, head = held(shape)
     return backend.held_as(body), backend.held_as(head, head=True)
+
+
+def recorded_regimes(header: Header, shape: ModelShape | None) -> list[Timing]:
+    """What predicted the steps of a recorded run, by regime; [] where no profile of a machine did.
+
+    Raises:
+        BadInput: the model that was served is needed, or the profile has no steps of it.
+    """
+    known = header.profile or {}
+    if "read_bandwidth" not in known:
+        return []
+    if shape is None:
+        raise BadInput("--model", "the steps of this log were predicted by a profile: name the model it served")
+    backend, formats = str(header.config.get("backend", "native")), header.config.get("formats", held(shape))
+    body, head = map(str, formats)
+    seen = regimes(shape, msgspec.convert(known, Profile), backend, (body, head))
+    if not seen:
+        raise BadInput("LOG", f"its profile has no fitted steps of the {backend} backend")
+    return seen
 
 
 def step_time(shape: ModelShape, profile: Profile, backend: Backend, now: Rates | None = None) -> Timing:
