@@ -34,6 +34,26 @@ WIDTHS = {
     "model/config.py",
     "ops/recording.py",
 }  # multiply counts by widths: how wide a matrix is, in numbers
+ANSWERS = "an answer of `headway plan`, beside what it is about"
+SHARED_NAMES = {  # of public classes that mean two things all the same, and why
+    **dict.fromkeys(
+        ("Answer", "Calibrated", "Capacity", "Counted", "Explained", "Frontier", "Model", "Rejected", "Served", "Step",
+         "Verdict"), ANSWERS,
+    ),
+    **dict.fromkeys(("Message", "Options", "Document"), "an API's body has the API's name for it"),
+    "Call": "a recorded operation; an API's body has the API's name for it",
+    "Choice": "what the engine says of a choice of a request, and what a server has sent of it",
+    "Cutter": "three ways to cut text into the pieces of a GGUF file's tokenizer, chosen by what it names",
+    "Drawing": "the drawing of a token, and of a plot",
+    "Endpoint": "a route that is served, and the one that a bench asks",
+    "Format": "how numbers are stored, and how an API writes answers",
+    "Header": "what an event file begins with, and a GGUF file",
+    "Host": "what an engine process lives in, and what a dialect does",
+    "Layout": "how a model is split among devices, and how a step's rows lie in its arrays",
+    "Request": "asked of an engine, and of the planner's levers",
+    "Text": "a paragraph of a document, and the text side of a served model",
+    "Traffic": "a load to plan for has means, one to simulate has arrivals",
+}  # fmt: skip
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path.parent != SOURCE)
 
 
@@ -63,6 +83,17 @@ def test_imports_never_reach_up_and_pure_floors_stay_pure(path: Path) -> None:
 def test_every_folder_has_a_floor() -> None:
     rooms = {path.relative_to(SOURCE).parts[0] for path in FILES}
     assert rooms <= FLOORS.keys()
+
+
+def test_one_word_is_one_thing() -> None:
+    """Public classes have names of their own."""
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    twice = {name: found for name, found in places.items() if len(found) > 1 and name not in SHARED_NAMES}
+    assert not twice, "rename one, or say in SHARED_NAMES why both are called so"
 
 
 def test_no_room_imports_one_that_imports_it() -> None:

@@ -14,21 +14,21 @@ from typing import Any
 
 import pytest
 
-from headway.bench.client import Client, Endpoint, Limits
+from headway.bench.client import BenchClient, Endpoint, Timeouts
 from headway.core.errors import BadInput
 from headway.metrics.records import FailureKind, Kind, RequestRecord
 from tests.bench.mock import FAULTS, MockServer, Script
 
 APIS = ("chat", "completions", "anthropic")
-FAST = Limits(connect=2, stall=0.3, total=0.8)
+FAST = Timeouts(connect=2, stall=0.3, total=0.8)
 
 
-def ask(url: str, api: str = "chat", limits: Limits = FAST, times: int = 1, **fields: Any) -> list[RequestRecord]:
+def ask(url: str, api: str = "chat", limits: Timeouts = FAST, times: int = 1, **fields: Any) -> list[RequestRecord]:
     """Send the same request `times` times, one after the other."""
 
     async def work() -> list[RequestRecord]:
         records = []
-        async with Client(Endpoint.parse(url, api, extra=json.dumps(fields)), limits) as client:
+        async with BenchClient(Endpoint.parse(url, api, extra=json.dumps(fields)), limits) as client:
             for index in range(times):
                 record = RequestRecord(index=index, intended=time.perf_counter_ns(), max_tokens=64, prompt_bytes=11)
                 await client.send(client.encode("hello world", 64), record)
@@ -38,7 +38,7 @@ def ask(url: str, api: str = "chat", limits: Limits = FAST, times: int = 1, **fi
     return asyncio.run(work())
 
 
-def one(url: str, api: str = "chat", limits: Limits = FAST, **fields: Any) -> RequestRecord:
+def one(url: str, api: str = "chat", limits: Timeouts = FAST, **fields: Any) -> RequestRecord:
     return ask(url, api, limits, **fields)[0]
 
 
@@ -58,7 +58,7 @@ def test_a_stream_is_timed_and_counted(api: str) -> None:
 def test_the_known_pace_is_measured() -> None:
     """100 chunks, 10 ms apart, kept on an absolute timetable: TPOT is 10 ms within 1 ms."""
     with MockServer(Script(gap=0.01, chunks=60)) as server:
-        record = one(server.url, limits=Limits())
+        record = one(server.url, limits=Timeouts())
     assert record.tpot_ms == pytest.approx(10, abs=1)
 
 
@@ -117,7 +117,7 @@ def test_a_queued_request_is_not_taken_for_a_hung_one_while_others_are_served() 
     waits = iter([0.8, 0.0])
 
     async def work() -> list[RequestRecord]:
-        async with Client(Endpoint.parse(server.url, "chat"), Limits(stall=0.3, total=5)) as client:
+        async with BenchClient(Endpoint.parse(server.url, "chat"), Timeouts(stall=0.3, total=5)) as client:
             records = [
                 RequestRecord(index=i, intended=time.perf_counter_ns(), max_tokens=64, prompt_bytes=9) for i in range(2)
             ]
@@ -225,7 +225,7 @@ def test_an_unknown_host_is_bad_input() -> None:
     ],
 )
 def test_the_path_of_the_api_is_found_in_any_form_of_url(url: str, api: str | None, path: str) -> None:
-    assert Client(Endpoint.parse(url, api)).encode("x", 1).split(b" ")[1].decode() == path
+    assert BenchClient(Endpoint.parse(url, api)).encode("x", 1).split(b" ")[1].decode() == path
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_bad_endpoints_are_refused(arguments: dict[str, Any], field: str) -> Non
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_limits_are_above_zero(name: str, value: float) -> None:
     with pytest.raises(BadInput):
-        Limits(**{name: value})
+        Timeouts(**{name: value})
 
 
 def test_extra_fields_are_merged_and_null_removes_one() -> None:
@@ -263,7 +263,7 @@ def test_extra_fields_are_merged_and_null_removes_one() -> None:
 
 def test_without_usage_chunks_count_for_tokens_only_if_that_is_asked_for() -> None:
     async def work(count: bool) -> RequestRecord:
-        async with Client(replace(Endpoint.parse(server.url, "chat"), count_chunks=count)) as client:
+        async with BenchClient(replace(Endpoint.parse(server.url, "chat"), count_chunks=count)) as client:
             record = RequestRecord(index=0, intended=time.perf_counter_ns(), max_tokens=64)
             await client.send(client.encode("hello", 64), record)
             return record

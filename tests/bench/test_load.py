@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.bench.client import Client, Endpoint, Limits
+from headway.bench.client import BenchClient, Endpoint, Timeouts
 from headway.bench.load import run_load
-from headway.bench.workload import Item
+from headway.bench.workload import WorkItem
 from headway.core.errors import BadInput
 from headway.metrics.records import FailureKind
 from headway.metrics.run import Run
 from headway.traffic.load import Load, timetable
 from tests.bench.mock import MockServer, Script
 
-ITEM = Item("one two three", 64)
+ITEM = WorkItem("one two three", 64)
 
 
 def gaps(load: Load, count: int) -> list[float]:
@@ -90,9 +90,9 @@ def test_impossible_loads_are_refused(arguments: dict[str, Any], field: str) -> 
     assert error.value.field == field
 
 
-def go(script: Script, load: Load, count: int, limits: Limits | None = None, warmup: int = 0) -> Run:
+def go(script: Script, load: Load, count: int, limits: Timeouts | None = None, warmup: int = 0) -> Run:
     async def work() -> Run:
-        async with Client(Endpoint.parse(server.url, "chat", "mock"), limits or Limits()) as client:
+        async with BenchClient(Endpoint.parse(server.url, "chat", "mock"), limits or Timeouts()) as client:
             return await run_load(client, load, [ITEM] * count, warmup)
 
     with MockServer(script) as server:
@@ -123,7 +123,7 @@ def test_the_first_requests_are_warmup() -> None:
 
 
 def test_a_run_against_a_dead_endpoint_is_stopped_and_says_so() -> None:
-    run = go(Script(fault="hang"), Load("closed", concurrency=1), 50, Limits(stall=0.2, total=5))
+    run = go(Script(fault="hang"), Load("closed", concurrency=1), 50, Timeouts(stall=0.2, total=5))
     kinds = [record.failure.kind for record in run.records if record.failure]
     assert kinds[:3] == [FailureKind.HUNG] * 3
     assert set(kinds[3:]) == {FailureKind.NOT_SENT} and len(kinds) == 50
@@ -131,6 +131,6 @@ def test_a_run_against_a_dead_endpoint_is_stopped_and_says_so() -> None:
 
 
 def test_an_open_loop_too() -> None:
-    run = go(Script(fault="hang"), Load("constant", rate=20), 100, Limits(stall=0.2, total=5))
+    run = go(Script(fault="hang"), Load("constant", rate=20), 100, Timeouts(stall=0.2, total=5))
     kinds = {record.failure.kind for record in run.records if record.failure}
     assert kinds == {FailureKind.HUNG, FailureKind.NOT_SENT}

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.bench.client import Client, Endpoint
+from headway.bench.client import BenchClient, Endpoint
 from headway.bench.dataset import read_dataset
 from headway.bench.setup import Workload
 from headway.bench.workload import Measure, Prompts, check_prompts, measure_prompts
@@ -132,7 +132,7 @@ def test_trace_prompts_share_as_many_tokens_as_their_blocks() -> None:
 @pytest.mark.parametrize("fault", ["", "no_usage"])
 def test_the_measure_is_read_off_the_endpoints_usage_streamed_or_not(fault: str) -> None:
     async def work() -> tuple[Measure, list[object]]:
-        async with Client(Endpoint.parse(server.url, "chat", "mock")) as client:
+        async with BenchClient(Endpoint.parse(server.url, "chat", "mock")) as client:
             measure, records = await measure_prompts(client, 0)
             return measure, list(records)
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from headway.cli.chat import Conversation, _remote
-from headway.cli.terminal import Answer, Wrapped
+from headway.cli.terminal import AnswerCost, Wrapped
 from headway.client.chat import Piece, ServerError
 from headway.core.errors import HeadwayError, Reject, Rejected
 from tests.serve.conftest import write_tiny_checkpoint
@@ -34,8 +34,8 @@ def talk(monkeypatch: pytest.MonkeyPatch, typed: str, say: Any, system: bool = F
     return conversation
 
 
-def echo(messages: list[dict[str, Any]]) -> Answer:
-    return Answer(f"to {messages[-1]['content']}", "stop", 20, 8, 12, 0.1, 0.02)
+def echo(messages: list[dict[str, Any]]) -> AnswerCost:
+    return AnswerCost(f"to {messages[-1]['content']}", "stop", 20, 8, 12, 0.1, 0.02)
 
 
 def test_commands_are_not_sent_and_unknown_ones_are_named(
@@ -43,7 +43,7 @@ def test_commands_are_not_sent_and_unknown_ones_are_named(
 ) -> None:
     asked: list[str] = []
 
-    def say(messages: list[dict[str, Any]]) -> Answer:
+    def say(messages: list[dict[str, Any]]) -> AnswerCost:
         asked.append(messages[-1]["content"])
         return echo(messages)
 
@@ -65,7 +65,7 @@ def test_a_full_context_leaves_the_oldest_turns_out_and_says_so(
 ) -> None:
     """Reported t2-040."""
 
-    def say(messages: list[dict[str, Any]]) -> Answer:
+    def say(messages: list[dict[str, Any]]) -> AnswerCost:
         if sum(len(one["content"]) for one in messages) > 30:
             raise full
         return echo(messages)
@@ -81,7 +81,7 @@ def test_a_full_context_leaves_the_oldest_turns_out_and_says_so(
 def test_an_answer_that_was_cut_is_marked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Reported t2-040."""
     tokens = iter((1, 100))
-    talk(monkeypatch, "hi\nmore\n/help\n", lambda messages: Answer("a", "length", 1, 0, next(tokens), 0.1, None))
+    talk(monkeypatch, "hi\nmore\n/help\n", lambda messages: AnswerCost("a", "length", 1, 0, next(tokens), 0.1, None))
     shown = capsys.readouterr().err
     assert "(cut: the context is full)" in shown
     assert "(cut after 100 tokens; --max-tokens allows more)" in shown

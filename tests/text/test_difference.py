@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.text.difference import Difference, difference
+from headway.text.difference import PromptDifference, difference
 
 BLOCK = 16
 STORY = "Once there was a very long instruction that every request carries with it. " * 8
@@ -17,7 +17,7 @@ def encode(messages: Sequence[dict[str, Any]]) -> list[int]:
     return list("".join(f"<{m['role']}>{m['content']}</>" for m in messages).encode())
 
 
-def compare(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> Difference:
+def compare(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> PromptDifference:
     return difference(encode(first), encode(second), lambda ids: bytes(ids).decode(errors="replace"), BLOCK, second)
 
 

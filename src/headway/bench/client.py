@@ -1,6 +1,6 @@
 """The client: sends one request, times every chunk of the answer, and names what went wrong if it did.
 
-    Pool --Connection--> Exchange --bytes, arrival--> EventParser --data--> ClientDialect --chunks--> RequestRecord
+    Connections --Connection--> Exchange --bytes, at--> EventParser --data--> ClientDialect --chunks--> RequestRecord
 
 One watchdog looks at all requests in flight, so no request carries a timer of its own.
 """
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headway.bench.dialects import DIALECTS, ClientDialect, Prompt, dialect_named, error_message, shown
-from headway.bench.transport import Exchange, ExchangeFailed, Origin, Pool
+from headway.bench.transport import Address, Connections, Exchange, ExchangeFailed
 from headway.client.sse import EventParser, EventTooLong
 from headway.core.errors import BadInput
 from headway.metrics.records import NS_PER_S, Failure, FailureKind, Kind, RequestRecord
@@ -27,7 +27,7 @@ TEMPLATE_TOKENS = 4096  # most that a chat template and a built-in system prompt
 
 
 @dataclass(frozen=True)
-class Limits:
+class Timeouts:
     """When to stop waiting, in seconds.
 
     Attributes:
@@ -70,7 +70,7 @@ class Endpoint:
     @classmethod
     def parse(cls, url: str, api: str | None, model: str = "", key: str = "", extra: str = "") -> Endpoint:
         """From command-line values; the API is read off the URL if its path is one's and `api` is None."""
-        Origin.of(url)
+        Address.of(url)
         path = urlsplit(url).path.rstrip("/")
         told = next((name for name in ("chat", "completions", "anthropic") if path.endswith(DIALECTS[name].path)), None)
         if api is not None and told is not None and api != told:
@@ -118,24 +118,24 @@ class _Whole(msgspec.Struct):
     usage: _WholeUsage = msgspec.field(default_factory=_WholeUsage)
 
 
-class Client:
+class BenchClient:
     """Sends requests to one endpoint. Use as an async context manager."""
 
-    def __init__(self, endpoint: Endpoint, limits: Limits = Limits()) -> None:
+    def __init__(self, endpoint: Endpoint, limits: Timeouts = Timeouts()) -> None:
         self.endpoint = endpoint
         self.limits = limits
         self.model = endpoint.model
         self.dialect: ClientDialect = dialect_named(endpoint.api)
         self.chunks_received = 0
-        self._origin = Origin.of(endpoint.url)
-        self._pool = Pool(self._origin, limits.connect)
+        self._origin = Address.of(endpoint.url)
+        self._pool = Connections(self._origin, limits.connect)
         self._live: dict[Exchange, int] = {}  # exchange -> when it started, ns
         self._last_byte = 0  # ns, of any exchange
         self._watchdog: asyncio.Task[None] | None = None
         lines = [f"host: {self._origin.authority}"] + [f"{name}: {value}" for name, value in endpoint.headers.items()]
         self._common = "\r\n".join(lines)
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> BenchClient:
         await self._pool.resolve()
         self._watchdog = asyncio.create_task(self._watch())
         return self

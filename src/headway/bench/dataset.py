@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from headway.bench.dialects import Messages, Prompt
-from headway.bench.workload import Item
+from headway.bench.workload import WorkItem
 from headway.core.errors import BadInput
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
@@ -35,7 +35,7 @@ class _Row(msgspec.Struct):
     output_tokens: int | None = None
 
 
-def read_dataset(path: Path, count: int, output_tokens: int) -> list[Item]:
+def read_dataset(path: Path, count: int, output_tokens: int) -> list[WorkItem]:
     """The first `count` requests of a file; fewer, if it has fewer.
 
     A .csv file has a column `prompt`, a .txt file a prompt a line; anything else is JSON, an array or lines. Prompts
@@ -54,7 +54,7 @@ def read_dataset(path: Path, count: int, output_tokens: int) -> list[Item]:
     except UnicodeDecodeError:
         hint = "it is compressed: unpack it first" if data[:2] == b"\x1f\x8b" else "it is not UTF-8"
         raise BadInput("--dataset", f"cannot read {path}: {hint}") from None
-    items: list[Item] = []
+    items: list[WorkItem] = []
     for where, row in _rows(path, text):
         if len(items) == count:
             break
@@ -86,7 +86,7 @@ def _decoded(text: str, where: str) -> Any:
         raise BadInput("--dataset", f"{where} is not JSON: {error}") from None
 
 
-def _item(fields: Any, where: str, output_tokens: int) -> Item:
+def _item(fields: Any, where: str, output_tokens: int) -> WorkItem:
     try:
         row = msgspec.convert(fields, _Row, strict=False)
     except msgspec.ValidationError as error:
@@ -99,7 +99,7 @@ def _item(fields: Any, where: str, output_tokens: int) -> Item:
     if limit < 1:
         raise BadInput("--dataset", f"{where}: max_tokens {limit} is not an integer >= 1")
     prompt: Prompt = _messages(row.conversations, where) if row.conversations else given[0]  # type: ignore[assignment]
-    return Item(prompt, limit)
+    return WorkItem(prompt, limit)
 
 
 def _messages(turns: list[_Turn], where: str) -> Messages:

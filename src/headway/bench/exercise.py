@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headway.bench.client import Client, Endpoint
+from headway.bench.client import BenchClient, Endpoint
 from headway.bench.measure import first_contact
 from headway.bench.workload import Prompts
 from headway.core.errors import BadInput
@@ -43,7 +43,7 @@ async def exercise(
         BadInput: nothing was answered.
     """
     clock, windows, answered = wall_clock(), list[Window](), 0
-    async with Client(endpoint) as client:
+    async with BenchClient(endpoint) as client:
         contact = await first_contact(client, time.time_ns())
         if contact.dead is not None:
             raise BadInput("--url", f"no answer: {contact.dead.message}")
@@ -62,7 +62,7 @@ async def exercise(
     return windows
 
 
-async def _play(client: Client, cell: Cell, prompts: Prompts, until: float) -> int:
+async def _play(client: BenchClient, cell: Cell, prompts: Prompts, until: float) -> int:
     """Requests answered. One that fails is followed by the next: a server may refuse what is too long for it."""
     numbers, answered = itertools.count(), 0
 

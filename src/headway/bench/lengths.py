@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from headway.bench.client import Client, Endpoint, Limits
+from headway.bench.client import BenchClient, Endpoint, Timeouts
 from headway.bench.load import Progress
 from headway.bench.measure import first_contact
 from headway.bench.workload import Prompts
@@ -37,7 +37,7 @@ def parse_sizes(text: str) -> list[int]:
 
 async def run(
     endpoint: Endpoint,
-    limits: Limits,
+    limits: Timeouts,
     sizes: Sequence[int],
     times: int,
     output_tokens: int,
@@ -49,7 +49,7 @@ async def run(
     for name, value in (("--times", times), ("--output-tokens", output_tokens)):
         if value < 1:
             raise BadInput(name, f"{value} is not an integer >= 1")
-    async with Client(endpoint, limits) as client:
+    async with BenchClient(endpoint, limits) as client:
         contact = await first_contact(client, seed)
         if contact.dead is not None:
             raise HeadwayError(contact.dead.message)
@@ -76,7 +76,7 @@ async def run(
     return found
 
 
-async def _send(client: Client, prompt: str, size: int, output_tokens: int) -> RequestRecord:
+async def _send(client: BenchClient, prompt: str, size: int, output_tokens: int) -> RequestRecord:
     record = RequestRecord(
         index=0,
         intended=time.perf_counter_ns(),

@@ -14,10 +14,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from headway.bench.client import Client
+from headway.bench.client import BenchClient
 from headway.bench.dialects import text_of
 from headway.bench.pace import Pacer
-from headway.bench.workload import Item
+from headway.bench.workload import WorkItem
 from headway.metrics.records import NS_PER_S, Failure, FailureKind, RequestRecord
 from headway.metrics.run import Run
 from headway.traffic.load import Load, timetable
@@ -32,9 +32,9 @@ Progress = Callable[[Sequence[RequestRecord], int, int], None]  # (finished so f
 
 
 async def run_load(
-    client: Client,
+    client: BenchClient,
     load: Load,
-    items: Sequence[Item],
+    items: Sequence[WorkItem],
     warmup: int = 0,
     progress: Progress | None = None,
     keep_text: bool = False,
@@ -149,7 +149,7 @@ async def _closed(
     await asyncio.gather(*(user() for _ in range(min(concurrency, len(records)))))
 
 
-async def _watch(run: Run, client: Client, finished: list[RequestRecord], progress: Progress | None) -> None:
+async def _watch(run: Run, client: BenchClient, finished: list[RequestRecord], progress: Progress | None) -> None:
     """Measure how late the event loop is, and show progress four times a second."""
     beats = 0
     while True:

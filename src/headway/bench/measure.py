@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from headway.bench.client import Client, Endpoint
+from headway.bench.client import BenchClient, Endpoint
 from headway.bench.load import Progress, run_load
 from headway.bench.predict import predict
 from headway.bench.recount import Recount, check_usage
@@ -20,7 +20,7 @@ from headway.bench.selftest import SelfTest, client_report, self_test
 from headway.bench.server import ServerSide, metrics_between, read_log, scrape, server_report
 from headway.bench.setup import BenchSetup, Workload
 from headway.bench.transport import ExchangeFailed
-from headway.bench.workload import Item, Measure, check_prompts, measure_prompts, measure_texts
+from headway.bench.workload import Measure, WorkItem, check_prompts, measure_prompts, measure_texts
 from headway.metrics import goodput
 from headway.metrics.records import Failure, FailureKind, RequestRecord
 from headway.metrics.run import Run
@@ -35,7 +35,7 @@ CACHED_SHARE = 0.05  # of unique prompts
 
 
 @dataclass
-class Measured:
+class Measurement:
     """Everything of one measurement: `summary` is the JSON, `run` has the records it was made from, `sides` the
     requests of the server's event log."""
 
@@ -70,7 +70,7 @@ class Contact:
         return last.failure if refused or last.failure.kind in (FailureKind.CONNECT, FailureKind.HUNG) else None
 
 
-async def first_contact(client: Client, seed: int) -> Contact:
+async def first_contact(client: BenchClient, seed: int) -> Contact:
     """Find the model's name if none was given, and learn how many tokens the endpoint makes of a word."""
     warnings = []
     if not client.model:
@@ -95,7 +95,7 @@ class _Models(msgspec.Struct):
     data: list[_Model] = []
 
 
-async def first_model(client: Client) -> str:
+async def first_model(client: BenchClient) -> str:
     """The first model the endpoint lists.
 
     Raises:
@@ -115,7 +115,7 @@ async def first_model(client: Client) -> str:
 
 async def measure(
     setup: BenchSetup, announce: Callable[[str], None] = lambda _: None, progress: Progress | None = None
-) -> Measured:
+) -> Measurement:
     """Measure, predict, search: as far as asked for. The endpoint may fail in any way: the summary says how, and keeps
     what was measured.
 
@@ -123,7 +123,7 @@ async def measure(
         BadInput: what was asked for makes no sense (a missing file, an unknown host).
     """
     endpoint, load, workload = setup.endpoint, setup.load, setup.workload
-    async with Client(endpoint, setup.limits) as client:
+    async with BenchClient(endpoint, setup.limits) as client:
         contact = await first_contact(client, workload.seed)
         client_test = await _announced_test(announce) if setup.test and contact.dead is None else None
         items = workload.items(contact.measure)
@@ -154,11 +154,11 @@ async def measure(
         summary["goodput"] = await search_goodput(setup, client.model, announce, progress)
     dead = contact.dead
     unreachable = dead.message if dead is not None and dead.kind is not FailureKind.HUNG else ""
-    return Measured(summary, run, endpoint, sides, unreachable)
+    return Measurement(summary, run, endpoint, sides, unreachable)
 
 
 def _check_usage(
-    summary: dict[str, Any], run: Run, items: Sequence[Item], contact: Contact, recount: Recount | None
+    summary: dict[str, Any], run: Run, items: Sequence[WorkItem], contact: Contact, recount: Recount | None
 ) -> None:
     """Hold the endpoint's counts against what else can count; what is found is also a warning."""
     records = [record for record in run.records if not record.warmup]
@@ -179,7 +179,7 @@ async def _announced_test(announce: Callable[[str], None]) -> SelfTest:
     return found
 
 
-def not_sent(load: Load, items: Sequence[Item], contact: Contact) -> Run:
+def not_sent(load: Load, items: Sequence[WorkItem], contact: Contact) -> Run:
     """The run against an endpoint that did not answer the first contact: nothing is sent, everything failed."""
     assert contact.dead is not None
     records = [RequestRecord(index=i, intended=0, max_tokens=item.max_tokens) for i, item in enumerate(items)]
@@ -248,7 +248,7 @@ async def search_goodput(
     """Search the goodput with this workload; a fifth of each batch is warm-up. See `goodput.search`."""
     workload, load, targets = setup.workload, setup.load, setup.targets
     assert targets is not None, "checked by BenchSetup"
-    async with Client(replace(setup.endpoint, model=model), setup.limits) as client:
+    async with BenchClient(replace(setup.endpoint, model=model), setup.limits) as client:
         contact = await first_contact(client, workload.seed)
         if contact.dead is not None:
             return {"rate": None, "per_gpu": None, "searched": True, "trials": [], "reason": contact.dead.message}

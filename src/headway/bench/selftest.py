@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from headway.bench.client import Client, Endpoint, Limits
+from headway.bench.client import BenchClient, Endpoint, Timeouts
 from headway.bench.load import run_load
-from headway.bench.workload import Item
+from headway.bench.workload import WorkItem
 from headway.core.errors import HeadwayError
 from headway.engine.machine import event_loop_factory
 from headway.metrics.records import NS_PER_MS, RequestRecord
@@ -85,8 +85,8 @@ async def self_test() -> SelfTest:
 
 async def _phase(url: str, load: Load, count: int, script: dict[str, Any]) -> Run:
     endpoint = Endpoint.parse(url, "chat", model="mock", extra=json.dumps({"mock": script}))
-    async with Client(endpoint, Limits(stall=10, total=30)) as client:
-        run = await run_load(client, load, [Item("one two three", 4096)] * count)
+    async with BenchClient(endpoint, Timeouts(stall=10, total=30)) as client:
+        run = await run_load(client, load, [WorkItem("one two three", 4096)] * count)
     failed = [record.failure.message for record in run.records if record.failure is not None]
     if failed:
         raise HeadwayError(f"the client failed its own self-test: {failed[0]} (skip it with --no-self-test)")

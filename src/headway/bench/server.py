@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from headway.bench.client import Client
+from headway.bench.client import BenchClient
 from headway.bench.transport import ExchangeFailed
 from headway.client.watch import parse
 from headway.core.errors import BadInput
@@ -183,7 +183,7 @@ def parse_metrics(text: str) -> dict[str, float]:
     return {name.removeprefix("headway:"): value for name, value in values.items() if name.startswith("headway:")}
 
 
-async def scrape(client: Client) -> dict[str, float] | None:
+async def scrape(client: BenchClient) -> dict[str, float] | None:
     """Headway's metrics now; None if the endpoint has none, because it is something else."""
     try:
         status, body = await client.get(client.endpoint.root("/metrics"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headway.bench.client import Endpoint, Limits
+from headway.bench.client import Endpoint, Timeouts
 from headway.bench.dataset import read_dataset
 from headway.bench.predict import Backing
 from headway.bench.recount import Recount
-from headway.bench.workload import Item, Measure, Prompts
+from headway.bench.workload import Measure, Prompts, WorkItem
 from headway.core.errors import BadInput
 from headway.metrics.summary import Targets
 from headway.metrics.views import VIEWS
@@ -60,14 +60,14 @@ class Workload:
         if self.shared_prefix > self.input_tokens:
             raise BadInput("--shared-prefix", f"{self.shared_prefix} is more than --input-tokens {self.input_tokens}")
 
-    def items(self, measure: Measure) -> list[Item]:
+    def items(self, measure: Measure) -> list[WorkItem]:
         """The requests, warm-up first (a trace has its warm-up at its start)."""
         count = self.requests + self.warmup
         prompts = Prompts(measure, self.seed)
         if self.trace is not None:
             rows = scaled(read_trace(self.trace, count, self.seed), self.speed, self.length_scale)
             return [
-                Item(prompts.of_trace(index, row), row.output_tokens, row.input_tokens, row.at)
+                WorkItem(prompts.of_trace(index, row), row.output_tokens, row.input_tokens, row.at)
                 for index, row in enumerate(rows)
             ]
         if self.dataset is not None:
@@ -75,7 +75,7 @@ class Workload:
             return [items[index % len(items)] for index in range(count)]
         size = self.input_tokens
         return [
-            Item(
+            WorkItem(
                 prompts.after_prefix(index, size, self.shared_prefix)
                 if self.shared_prefix
                 else prompts.unique(index, size),
@@ -103,7 +103,7 @@ class BenchSetup:
     load: Load
     workload: Workload
     targets: Targets | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: Timeouts = field(default_factory=Timeouts)
     behind: Backing | None = None
     recount: Recount | None = None
     test: bool = True

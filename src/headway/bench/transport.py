@@ -33,7 +33,7 @@ class ExchangeFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Origin:
+class Address:
     """Where to connect: from a URL, without its path."""
 
     host: str
@@ -41,7 +41,7 @@ class Origin:
     tls: bool
 
     @classmethod
-    def of(cls, url: str) -> Origin:
+    def of(cls, url: str) -> Address:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadInput("--url", f"{url!r} is not an http:// or https:// address")
@@ -175,10 +175,10 @@ class Connection(asyncio.Protocol):
             self.abort()
 
 
-class Pool:
+class Connections:
     """Connections to one origin: reuses idle ones, opens as many as are needed, never makes a request wait."""
 
-    def __init__(self, origin: Origin, connect_timeout: float) -> None:
+    def __init__(self, origin: Address, connect_timeout: float) -> None:
         self.origin = origin
         self._timeout = connect_timeout
         self._idle: list[Connection] = []

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.bench.client import Client
+from headway.bench.client import BenchClient
 from headway.bench.dialects import Prompt
 from headway.bench.transport import ExchangeFailed
 from headway.metrics.records import FailureKind, RequestRecord
@@ -32,7 +32,7 @@ TOLERANCE = 0.05  # a prompt is as wanted if it is within this share, or two tok
 
 
 @dataclass(frozen=True)
-class Item:
+class WorkItem:
     """One request to be sent.
 
     Attributes:
@@ -70,7 +70,7 @@ def measure_texts(seed: int) -> list[str]:
     return [words(count, noise) for count in MEASURED]
 
 
-async def measure_prompts(client: Client, seed: int) -> tuple[Measure, list[RequestRecord]]:
+async def measure_prompts(client: BenchClient, seed: int) -> tuple[Measure, list[RequestRecord]]:
     """Ask the endpoint three times for one token, with prompts of 20, 40 and 220 words, and fit a line.
 
     Returns the line, and what was received: a failure there is the first thing a user should hear of.
@@ -96,7 +96,7 @@ async def measure_prompts(client: Client, seed: int) -> tuple[Measure, list[Requ
     return Measure(low - per_word * few, per_word, known=True), records
 
 
-async def whole_count(client: Client, prompt: str) -> int | None:
+async def whole_count(client: BenchClient, prompt: str) -> int | None:
     """prompt_tokens of an answer that is not streamed, None if that fails too."""
     try:
         return await client.count_prompt(prompt)

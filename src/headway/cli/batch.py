@@ -223,9 +223,9 @@ def run(llm: LLM, batch: Batch, adapter: str = "") -> int:
 
 
 def _answers(llm: LLM) -> Any:
-    from headway.cli.openai_batch import Answers
+    from headway.cli.openai_batch import BatchAnswers
 
-    return Answers(llm)
+    return BatchAnswers(llm)
 
 
 @contextmanager

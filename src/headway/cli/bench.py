@@ -220,9 +220,9 @@ def _drawn(seed: int | None) -> int:
 
 
 def _limits(connect: float, stall: float, total: float) -> Any:
-    from headway.bench.client import Limits
+    from headway.bench.client import Timeouts
 
-    return Limits(connect, stall, total)
+    return Timeouts(connect, stall, total)
 
 
 def _load(

@@ -13,13 +13,13 @@ from headway.cli import options
 from headway.engine.options import EngineOptions
 
 if TYPE_CHECKING:
-    from headway.cli.terminal import Answer
+    from headway.cli.terminal import AnswerCost
     from headway.client.chat import Client, Piece
     from headway.core.request import SamplingParams
     from headway.engine.llm import LLM, Message
     from headway.roofline.memory import MemoryPlan
 
-    Say = Callable[[list[Message]], Answer]  # prints the answer as it is made
+    Say = Callable[[list[Message]], AnswerCost]  # prints the answer as it is made
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 HELP = """\
@@ -88,23 +88,23 @@ def chat(
 def _local(llm: LLM, params: SamplingParams, adapter: str) -> Say:
     import msgspec
 
-    from headway.cli.terminal import Answer, print_pieces
+    from headway.cli.terminal import AnswerCost, print_pieces
 
-    def say(messages: list[Message]) -> Answer:
+    def say(messages: list[Message]) -> AnswerCost:
         tokens = llm.engine.encode_chat(messages)
         room = max(1, llm.engine.max_model_len - len(tokens))
         limited = msgspec.structs.replace(params, max_tokens=min(params.max_tokens or room, room))
         with llm.stream(tokens, limited, adapter=adapter) as stream:
             print_pieces(delta.text for delta in stream)
-        return Answer.of(stream.completion)
+        return AnswerCost.of(stream.completion)
 
     return say
 
 
 def _remote(client: Client, fields: dict[str, Any]) -> Say:
-    from headway.cli.terminal import Answer, print_pieces
+    from headway.cli.terminal import AnswerCost, print_pieces
 
-    def say(messages: list[Message]) -> Answer:
+    def say(messages: list[Message]) -> AnswerCost:
         sent, times, pieces = time.perf_counter(), [], []
 
         def texts() -> Iterator[str]:
@@ -118,7 +118,7 @@ def _remote(client: Client, fields: dict[str, Any]) -> Say:
         usage = next((piece.usage for piece in pieces if piece.usage), {})
         reason = next((piece.finish_reason for piece in pieces if piece.finish_reason), "abort")
         count = usage.get("completion_tokens", len(times))
-        return Answer(
+        return AnswerCost(
             text=text,
             reason=reason,
             prompt_tokens=usage.get("prompt_tokens"),
@@ -155,7 +155,7 @@ class Conversation:
     always_stats: bool = False
     memory: MemoryPlan | None = None  # of a model in this process
     messages: list[Message] = field(default_factory=list)
-    last: Answer | None = None
+    last: AnswerCost | None = None
 
     def run(self) -> None:
         """Until the user leaves."""

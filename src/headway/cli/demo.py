@@ -25,11 +25,11 @@ def demo(
     """Answer one question with the built-in model, streaming, and print TTFT, TPOT, tokens/s and cache use."""
     from rich.markup import escape
 
-    from headway.cli.terminal import Answer, cost_table, load_model, print_pieces, step
+    from headway.cli.terminal import AnswerCost, cost_table, load_model, print_pieces, step
 
     given = options.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with load_model(engine) as llm:
         step(f"[bold]{escape(question)}[/bold]")
         with llm.stream_chat(question, llm.params(**given)) as stream:
             print_pieces(delta.text for delta in stream)
-        cost_table(Answer.of(stream.completion), llm.engine.memory)
+        cost_table(AnswerCost.of(stream.completion), llm.engine.memory)

@@ -66,7 +66,7 @@ def read(fields: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
     return prompts[0], given, request
 
 
-class Answers:
+class BatchAnswers:
     """Writes lines of an output file. It stands where a server and its one model would (`serve.dialect`)."""
 
     created = 0
@@ -85,7 +85,7 @@ class Answers:
         """None may be named: `--adapter` is the whole run's."""
         return {}
 
-    def find(self, name: str | None) -> tuple[Answers, str]:
+    def find(self, name: str | None) -> tuple[BatchAnswers, str]:
         """Whatever a line calls the model: it is answered by the one there is."""
         return self, ""
 

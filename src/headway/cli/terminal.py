@@ -197,7 +197,7 @@ def print_pieces(pieces: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerCost:
     """An answer and what it cost; None = not known.
 
     Attributes:
@@ -216,14 +216,14 @@ class Answer:
     tpot: float | None
 
     @classmethod
-    def of(cls, completion: Completion) -> Answer:
+    def of(cls, completion: Completion) -> AnswerCost:
         choice = completion.choices[0]
         reason = choice.finish.reason if choice.finish else "abort"
         cached, tokens = completion.cached_tokens, len(choice.tokens)
         return cls(choice.text, reason, completion.prompt_tokens, cached, tokens, choice.ttft, choice.tpot)
 
 
-def cost_table(answer: Answer, memory: MemoryPlan | None = None) -> None:
+def cost_table(answer: AnswerCost, memory: MemoryPlan | None = None) -> None:
     """TTFT, TPOT, tokens/s and cache use of an answer."""
     prompt, cached = answer.prompt_tokens or 0, answer.cached_tokens or 0
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))

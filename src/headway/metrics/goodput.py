@@ -23,7 +23,7 @@ LOWEST = 1 / 64  # of the first rate: below it the search gives up
 
 
 @dataclass(frozen=True)
-class Trial:
+class RateTrial:
     """What one rate showed. `verdict`: "holds", "fails" or "undecided"."""
 
     rate: float
@@ -37,16 +37,16 @@ class Trial:
 Batch = Callable[[float, int, int], Awaitable[tuple[int, int]]]  # (rate, requests, look) -> (good, counted)
 
 
-async def trial(batch: Batch, rate: float, requests: int, target: float) -> Trial:
+async def trial(batch: Batch, rate: float, requests: int, target: float) -> RateTrial:
     """Send batches of `requests`, twice that, and four times that, until the share is decided."""
     good = counted = 0
-    found = Trial(rate, 0, 0, 0.0, 1.0, "undecided")
+    found = RateTrial(rate, 0, 0, 0.0, 1.0, "undecided")
     for look in range(LOOKS):
         more_good, more = await batch(rate, requests * 2**look, look)
         good, counted = good + more_good, counted + more
         low, high = share_interval(good, counted, 1 - (1 - CONFIDENCE) / LOOKS)
         verdict = "holds" if low >= target else "fails" if high < target else "undecided"
-        found = Trial(rate, good, counted, low, high, verdict)
+        found = RateTrial(rate, good, counted, low, high, verdict)
         if verdict != "undecided":
             break
     return found
@@ -70,7 +70,7 @@ async def search(
     most = requests * (2**LOOKS - 1)
     if share_interval(most, most, 1 - (1 - CONFIDENCE) / LOOKS)[0] < target:
         raise BadInput("--requests", f"{requests} per rate can never prove a share of {target:g}; give more")
-    trials: list[Trial] = []
+    trials: list[RateTrial] = []
     held, failed, rate, interrupted = 0.0, float("inf"), first_rate, False
     while len(trials) < MAX_TRIALS:
         try:

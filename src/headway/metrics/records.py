@@ -69,7 +69,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     tokens: int = 0
 
 
-class Pace:
+class TokenTimes:
     """When the tokens of an answer came.
 
     Args:
@@ -182,9 +182,9 @@ class RequestRecord(msgspec.Struct, kw_only=True, gc=False):
                     events[event] = (chunk.at, chunk.tokens)
         return list(events.values())
 
-    def pace(self) -> Pace:
+    def pace(self) -> TokenTimes:
         """The times of its tokens; to read several things off them."""
-        return Pace(self.token_events(), self.output_tokens if self.usage_trusted else None)
+        return TokenTimes(self.token_events(), self.output_tokens if self.usage_trusted else None)
 
     @property
     def ttft_ms(self) -> float | None:

@@ -25,7 +25,7 @@ from headway.scheduling.policies.fcfs import FCFS
 from headway.simulate.arrivals import Arrivals, Closed, Columns
 from headway.simulate.deploy import Deployed
 from headway.simulate.driver import Source
-from headway.simulate.trail import PARTS, Series, Trail, chunks_of, kv_shares, record
+from headway.simulate.trail import PARTS, Samples, Trail, chunks_of, kv_shares, record
 from headway.simulate.workload import Answers, check_prompt, of_row
 
 NEVER = (1 << 62) - 1  # ps
@@ -127,7 +127,7 @@ def prices_of(deployed: Deployed) -> tuple[Callable[..., int], Callable[[int, in
 class _Look:
     """Samples the series of a replica."""
 
-    def __init__(self, deployed: Deployed, series: Series, begin: int, progress: Progress) -> None:
+    def __init__(self, deployed: Deployed, series: Samples, begin: int, progress: Progress) -> None:
         self._limits = deployed.limits
         self._series = series
         self._begin = begin
@@ -206,7 +206,7 @@ class _Found:
             column[chosen] = one[name]
         self._times[chosen] = one["times"]
 
-    def join(self, series: Series, begin: int) -> None:
+    def join(self, series: Samples, begin: int) -> None:
         """Of several replicas: who is inside is counted over all of them; the step is that of the first one."""
         at, ended = self._columns["at"], np.sort(self._columns["ended"])
         left_queue = np.sort(

@@ -33,7 +33,7 @@ class Track(msgspec.Struct):
     times: array[int] | None = None
 
 
-class Series:
+class Samples:
     """Figures over time: a sample per interval, which doubles when there are too many samples."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -82,7 +82,7 @@ class Trail:
         self.areas = dict.fromkeys(PARTS, 0)
         self.spent = dict.fromkeys(PARTS, 0)
         self.preemptions = self.steps = self.step_tokens = self.step_rows = 0
-        self.series = Series(("waiting", "running", "batch", "kv_use", "kv_filled"))
+        self.series = Samples(("waiting", "running", "batch", "kv_use", "kv_filled"))
         self._detail = detail
         self._tracks: dict[str, Track] = {}
         self._now = 0

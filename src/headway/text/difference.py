@@ -27,7 +27,7 @@ _KINDS = (
 )
 
 
-class Difference(msgspec.Struct, frozen=True):
+class PromptDifference(msgspec.Struct, frozen=True):
     """How two prompts compare.
 
     Attributes:
@@ -56,7 +56,7 @@ class Difference(msgspec.Struct, frozen=True):
 def difference(
     first: Sequence[int], second: Sequence[int], decode: Callable[[Sequence[int]], str], block_size: int,
     messages: Sequence[Mapping[str, Any]] = (),
-) -> Difference:  # fmt: skip
+) -> PromptDifference:  # fmt: skip
     """Compare two prompts.
 
     Args:
@@ -72,7 +72,7 @@ def difference(
     parted = common < shorter
     where = place(decode(second), len(before), messages) if parted else ""
     lost = again(first[common:], second[common:]) if parted else 0
-    return Difference(
+    return PromptDifference(
         len(first), len(second), common, reused, lost, where, before[-AROUND:], had[:AROUND], has[:AROUND],
         advice(where, before[-AROUND:], had, has, lost) if parted else _continues(len(first), len(second)),
     )  # fmt: skip

@@ -17,10 +17,10 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.core.grammar import Grammar
-from headway.text.guarded import GuardedProcess, Limits, WorkerEnded
+from headway.text.guarded import Bounds, GuardedProcess, WorkerEnded
 
 _WORKER = Path(__file__).with_name("grammar_worker.py")
-_LIMITS = Limits(cpu_seconds=10.0, wall_seconds=60.0, memory=1 << 30)
+_LIMITS = Bounds(cpu_seconds=10.0, wall_seconds=60.0, memory=1 << 30)
 _REMEMBERED = 32 << 20  # characters of grammars, in both forms
 
 

@@ -27,7 +27,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 WHITESPACE = r"(\x20|\x0A\x20{0,40})?"
 
 
-class Refused(Exception):
+class GrammarFault(Exception):
     """The grammar is at fault."""
 
 
@@ -75,10 +75,10 @@ def compiled(kind: str, source: str) -> str:
         schema = json.loads(source)
         if isinstance(schema, bool):
             if not schema:
-                raise Refused("no JSON is valid by it")
+                raise GrammarFault("no JSON is valid by it")
             schema = {}
         if not isinstance(schema, dict):
-            raise Refused("a JSON schema is an object")
+            raise GrammarFault("a JSON schema is an object")
         return LLMatcher.grammar_from_json_schema(asserting(schema), overrides={"whitespace_pattern": WHITESPACE})
     if kind == "regex":
         return LLMatcher.grammar_from_regex(source)
@@ -91,19 +91,19 @@ def check(tokenizer: LLTokenizer, kind: str, source: str) -> str:
     """llguidance's form of a grammar, tried as far as its first token."""
     try:
         text = compiled(kind, source)
-    except Refused:
+    except GrammarFault:
         raise
     except RecursionError:
-        raise Refused("it nests too deep") from None
+        raise GrammarFault("it nests too deep") from None
     except Exception as error:  # of two parsers, in two languages
-        raise Refused(str(error)) from None
+        raise GrammarFault(str(error)) from None
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
     mask = matcher.compute_bitmask() if not matcher.is_error() else b""
     problem = matcher.get_error()
     if problem.startswith("NoExtension") or not (problem or any(mask)):
-        raise Refused("there is no text that it allows")
+        raise GrammarFault("there is no text that it allows")
     if problem:
-        raise Refused(problem)
+        raise GrammarFault(problem)
     return text
 
 
@@ -125,7 +125,7 @@ def serve(connection: Connection, seconds: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
         try:
             answer = "ok", check(tokenizer, kind, source)
-        except Refused as error:
+        except GrammarFault as error:
             answer = "refused", sentence(str(error))
         signal.setitimer(signal.ITIMER_PROF, 0)
         connection.send_bytes(msgspec.msgpack.encode(answer))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Limits(NamedTuple):
+class Bounds(NamedTuple):
     """What a question may take.
 
     Attributes:
@@ -47,7 +47,7 @@ class GuardedProcess:
     """
 
     def __init__(
-        self, script: Path, limits: Limits, arguments: Sequence[str] = (), first: Sequence[bytes] = ()
+        self, script: Path, limits: Bounds, arguments: Sequence[str] = (), first: Sequence[bytes] = ()
     ) -> None:
         self._limits = limits
         ours, theirs = socket.socketpair()

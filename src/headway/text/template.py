@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import BadInput, ModelFileError, shown
-from headway.text.guarded import GuardedProcess, Limits, WorkerEnded
+from headway.text.guarded import Bounds, GuardedProcess, WorkerEnded
 
 _WORKER = Path(__file__).with_name("template_worker.py")
-_LIMITS = Limits(cpu_seconds=1.0, wall_seconds=20.0, memory=1 << 29)
+_LIMITS = Bounds(cpu_seconds=1.0, wall_seconds=20.0, memory=1 << 29)
 _MOST_CHARACTERS = 16 << 20
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 

@@ -30,7 +30,7 @@ import msgspec
 Answer = tuple[str, str, int]
 
 
-class Refusal(Exception):
+class TemplateFault(Exception):
     """The template called raise_exception."""
 
 
@@ -48,7 +48,7 @@ class Namespace(jinja2.utils.Namespace):
         super().__setitem__(name, value)
 
 
-class Generation(jinja2.ext.Extension):
+class GenerationTag(jinja2.ext.Extension):
     """`{% generation %} ... {% endgeneration %}` marks what the assistant wrote, for training; here it just renders."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
@@ -61,7 +61,7 @@ class Generation(jinja2.ext.Extension):
 def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     """What templates may use: the same names, with the same meaning, as in transformers."""
     jinja = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
     )
     jinja.filters["tojson"] = to_json
     jinja.globals["namespace"] = Namespace
@@ -82,7 +82,7 @@ def to_json(
 
 
 def raise_exception(message: str) -> NoReturn:
-    raise Refusal(str(message))
+    raise TemplateFault(str(message))
 
 
 def render(template: jinja2.Template, variables: dict[str, Any], most: int) -> Answer:
@@ -100,7 +100,7 @@ def guarded(work: Callable[[], Answer]) -> Answer:
     """Any error of a template becomes an answer."""
     try:
         return work()
-    except Refusal as refusal:
+    except TemplateFault as refusal:
         return "refused", str(refusal)[:500], line_of(refusal.__traceback__)
     except jinja2.TemplateSyntaxError as error:
         return "fault", str(error.message)[:500], error.lineno

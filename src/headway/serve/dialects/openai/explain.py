@@ -16,7 +16,7 @@ from headway.serve.dialects.openai.bodies import ExplainRequest, PromptRequest, 
 from headway.serve.dialects.openai.messages import conversation
 from headway.serve.text import PromptReader, Text
 from headway.serve.tools import tools_of
-from headway.text.difference import AROUND, Difference, advice, difference, place
+from headway.text.difference import AROUND, PromptDifference, advice, difference, place
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -32,7 +32,7 @@ def explain(body: ExplainRequest, host: Host) -> CacheQuestion | Counted:
     return Counted(msgspec.to_builtins(found), found.first + found.second)
 
 
-def compared(first: PromptRequest, second: PromptRequest, reader: PromptReader, block_size: int) -> Difference:
+def compared(first: PromptRequest, second: PromptRequest, reader: PromptReader, block_size: int) -> PromptDifference:
     """Two requests, the earlier one first."""
     earlier, _ = prompt_of(first, reader, "against.")
     tokens, messages = prompt_of(second, reader)
