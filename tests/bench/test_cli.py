@@ -55,6 +55,8 @@ def test_targets_bring_slo_and_goodput(capsys: pytest.CaptureFixture[str]) -> No
             server.url,
             "--rate",
             "100",
+            "--arrival",
+            "constant",
             "--requests",
             "60",
             "--slo",

@@ -77,6 +77,7 @@ EXPECTED = {
     "half_close": FailureKind.HALF_CLOSED,
     "status_500": FailureKind.HTTP,
     "status_429": FailureKind.HTTP,
+    "status_404": FailureKind.HTTP,
     "error_event": FailureKind.ERROR_EVENT,
     "bad_json": FailureKind.MALFORMED,
     "not_http": FailureKind.MALFORMED,

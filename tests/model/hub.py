@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
@@ -21,6 +21,7 @@ class Hub:
         asked: (method, path, Range) of each request.
         cut: file -> bytes after which its connection breaks, once.
         sizes: file -> bytes that it is said to have, where that is a lie.
+        endless: files whose body does not end.
         circles: every file is somewhere else, for ever.
         endpoint: its address.
     """
@@ -31,6 +32,7 @@ class Hub:
         self.asked: list[tuple[str, str, str | None]] = []
         self.cut: dict[str, int] = {}
         self.sizes: dict[str, int] = {}
+        self.endless: set[str] = set()
         self.circles = False
         self.endpoint = ""
 
@@ -76,12 +78,22 @@ def serving(hub: Hub) -> Iterator[Hub]:
             data = hub.repos[repo].get(name)
             if data is None:
                 return self._refuse(404, "EntryNotFound")
+            if name in hub.endless and self.command == "GET":
+                return self._flood()
             start = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
             end = len(data) if self.command == "HEAD" else hub.cut.pop(name, len(data))
             headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
             if start:
                 headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
             self._send(206 if start else 200, data[start:], headers, end - start)
+
+        def _flood(self) -> None:
+            self.send_response(200)
+            self.end_headers()  # no length: the end of the connection would be the end of the file
+            self.close_connection = True
+            with suppress(OSError):  # until the client has had enough
+                while True:
+                    self.wfile.write(bytes(1 << 20))
 
         def _refuse(self, status: int, code: str) -> None:
             self._send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code})

@@ -179,6 +179,9 @@ def test_a_hostile_hub_is_one_sentence_and_writes_nowhere_else(hub: Hub, tmp_pat
     hub.sizes = {"model.safetensors.index.json": 1 << 60}
     with pytest.raises(FetchError, match="has fewer free"):
         resolve("org/name")
-    hub.sizes, hub.circles = {}, True
+    hub.sizes, hub.endless = {}, {"config.json"}
+    with pytest.raises(FetchError, match=r"the hub sends more than the \d+ bytes that it says the file has"):
+        resolve("org/name")
+    hub.endless, hub.circles = set(), True
     with pytest.raises(FetchError, match="does not give it"):
         resolve("org/name")

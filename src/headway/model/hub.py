@@ -203,7 +203,13 @@ def _download(
     def get(name: str) -> Path:
         return Path(
             hf_hub_download(
-                source.repo, name, revision=source.revision, cache_dir=hub_cache(), endpoint=endpoint, etag_timeout=30
+                source.repo,
+                name,
+                revision=source.revision,
+                cache_dir=hub_cache(),
+                endpoint=endpoint,
+                etag_timeout=30,
+                tqdm_class=_counted(name, sizes.get(name) or MAX_JSON_BYTES),
             )
         )
 
@@ -222,6 +228,22 @@ def _download(
                 if progress is not None:
                     progress(f"downloading {source.repo}", min(bytes_under(blobs), total), total)
             running.result()
+
+
+def _counted(name: str, most: int) -> type:
+    """A progress bar that shows nothing, and ends a download of more than `most` bytes."""
+    from huggingface_hub.utils import tqdm
+
+    class Counted(tqdm):  # type: ignore[misc, unused-ignore]
+        received = 0
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self.received += int(n or 0)
+            if self.received > most:
+                raise FetchError(f"{shown(name)}: the hub sends more than the {most} bytes that it says the file has")
+            return super().update(n)
+
+    return Counted
 
 
 def _explained(source: HubSource, endpoint: str, error: Exception) -> HeadwayError:
