@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headway.bench.client import BenchClient, Endpoint
 from headway.bench.dataset import read_dataset
-from headway.bench.setup import Workload
+from headway.bench.options import Workload
 from headway.bench.workload import Measure, Prompts, check_prompts, measure_prompts
 from headway.core.errors import BadInput
 from headway.traffic.traces import TraceRow, read_trace, scaled

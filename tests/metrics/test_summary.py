@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headway.bench.measure import unexpected
-from headway.bench.setup import Workload
+from headway.bench.options import Workload
 from headway.bench.workload import Measure
 from headway.core.errors import BadInput
 from headway.metrics.files import to_json

@@ -6,7 +6,7 @@ models, prompt calibration -> self_test -> items -> run_load -> summarize (+ vie
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ import msgspec
 
 from headway.bench.client import BenchClient, Endpoint
 from headway.bench.load import Progress, run_load
+from headway.bench.options import Workload
 from headway.bench.predict import predict
 from headway.bench.recount import Recount, check_usage
 from headway.bench.selftest import SelfTest, client_report, self_test
 from headway.bench.server import ServerSide, metrics_between, read_log, scrape, server_report
-from headway.bench.setup import BenchSetup, Workload
+from headway.bench.setup import BenchSetup
 from headway.bench.transport import ExchangeFailed
 from headway.bench.workload import Measure, WorkItem, check_prompts, measure_prompts, measure_texts
 from headway.metrics import goodput
@@ -213,7 +214,9 @@ def describe(setup: BenchSetup, model: str, run: Run, contact: Contact, test: Se
     if endpoint.count_chunks:
         warnings.append("--count-chunks: where usage is missing, each chunk is taken for one token")
     summary["warnings"] = warnings
-    summary["workload"] = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(workload).items()}
+    summary["workload"] = {
+        name: str(v) if isinstance(v, Path) else v for name, v in msgspec.structs.asdict(workload).items()
+    }
     return summary
 
 
@@ -259,7 +262,8 @@ async def search_goodput(
             warmup = max(1, requests // 4)
             # Prompts unlike the run's before and every other batch's: repeating them would measure the prefix cache.
             sent += 1
-            fresh = replace(workload, requests=requests, warmup=warmup, seed=workload.seed + sent)
+            seed = workload.seed + sent
+            fresh = msgspec.structs.replace(workload, requests=requests, warmup=warmup, seed=seed)
             shape = replace(load, rate=rate, seed=load.seed + sent)
             run = await run_load(client, shape, fresh.items(contact.measure), warmup, progress)
             counted = [record for record in run.records if not record.warmup]

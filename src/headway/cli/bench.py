@@ -7,8 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from headway.bench.options import LoadOptions, Workload
 from headway.cli import options
 from headway.cli.command import command_line
+from headway.core.options import declared
 
 app = typer.Typer(add_completion=False, invoke_without_command=True)
 
@@ -26,27 +28,17 @@ Total = Annotated[float, typer.Option(help="Seconds a request may take.")]
 
 
 @app.callback()
+@options.with_options("workload", Workload, *(name for name in declared(Workload) if name != "seed"))
+@options.with_options("load", LoadOptions)
 def bench(
     context: typer.Context,
+    workload: Workload,
+    load: LoadOptions,
     url: Url = "",
     api: Api = None,
     model: Model = "",
     api_key_file: options.ApiKeyFile = None,
     extra: Extra = "",
-    requests: Annotated[int, typer.Option(help="Requests to measure.")] = 100,
-    rate: Annotated[float | None, typer.Option(help="Open loop: arrivals per second.")] = None,
-    arrival: Annotated[str, typer.Option(help="poisson, constant or gamma.")] = "poisson",
-    burstiness: Annotated[float, typer.Option(help="Of gamma arrivals: 1 = Poisson, below 1 = bursts.")] = 1.0,
-    ramp_to: Annotated[float | None, typer.Option(help="Let the rate grow linearly from --rate to this.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Closed loop: requests in flight.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Replay an Azure .csv or Mooncake .jsonl trace.")] = None,
-    speed: Annotated[float, typer.Option(help="Replay the trace this many times faster.")] = 1.0,
-    length_scale: Annotated[float, typer.Option(help="Multiply the trace's lengths.")] = 1.0,
-    dataset: Annotated[Path | None, typer.Option(help="JSON lines with prompt or messages.")] = None,
-    input_tokens: Annotated[int, typer.Option(help="Tokens of synthetic prompts.")] = 256,
-    output_tokens: Annotated[int, typer.Option(help="Limit on answers (max_tokens).")] = 64,
-    shared_prefix: Annotated[int, typer.Option(help="Prompt tokens equal in all prompts.")] = 0,
-    warmup: Annotated[int, typer.Option(help="Requests sent first and not counted.")] = 0,
     seed: Seed = None,
     slo: Annotated[str, typer.Option(help="Targets per request: ttft=1s,tpot=50ms,e2e=20s.")] = "",
     ttft_ms: Annotated[float | None, typer.Option(help="Target, ms; the same as in --slo.")] = None,
@@ -91,28 +83,27 @@ def bench(
         return
     from dataclasses import replace
 
+    import msgspec
+
     from headway.bench.document import document
     from headway.bench.live import LiveView
     from headway.bench.measure import measure
     from headway.bench.selftest import run_async
     from headway.bench.server import SERVER_COLUMNS, server_values
-    from headway.bench.setup import BenchSetup, Workload
+    from headway.bench.setup import BenchSetup
     from headway.core.errors import HeadwayError
     from headway.metrics.files import Files, to_json
     from headway.report.document import show
 
-    seed = _drawn(seed)
+    workload = msgspec.structs.replace(workload, seed=_drawn(seed))
     endpoint = replace(_endpoint(url, api, model, api_key_file, extra), count_chunks=count_chunks)
-    workload = Workload(
-        requests, input_tokens, output_tokens, shared_prefix, warmup, dataset, trace, speed, length_scale, seed
-    )
-    load = _load(rate, arrival, burstiness, ramp_to, concurrency, trace, seed)
     targets = _targets(slo, ttft_ms, tpot_ms, e2e_ms, attainment)
     behind = None
     if predict or hardware:
         behind = _behind(shape or _served_shape(url, model, api_key_file), hardware, gpus, precision, kv_precision)
     setup = BenchSetup(
-        endpoint, load, workload, targets, _limits(connect_timeout, stall_timeout, request_timeout), behind,
+        endpoint, load.load(workload.trace, workload.seed), workload, targets,
+        _limits(connect_timeout, stall_timeout, request_timeout), behind,
         _recount(tokenizer, shape), self_test, as_tool, event_log, search, resolution, gpus,
     )  # fmt: skip
     files = Files(csv, html, records)
@@ -223,34 +214,6 @@ def _limits(connect: float, stall: float, total: float) -> Any:
     from headway.bench.client import Timeouts
 
     return Timeouts(connect, stall, total)
-
-
-def _load(
-    rate: float | None, arrival: str, burstiness: float, ramp_to: float | None, concurrency: int | None,
-    trace: Path | None, seed: int,
-) -> Any:  # fmt: skip
-    """The load that the options ask for; options that contradict each other are refused."""
-    from headway.core.errors import BadInput
-    from headway.traffic.load import Load
-
-    given = {"--rate": rate is not None, "--concurrency": concurrency is not None, "--trace": trace is not None}
-    chosen = [name for name, there in given.items() if there]
-    if len(chosen) > 1:
-        raise BadInput(chosen[1], f"cannot be combined with {chosen[0]}: each says when requests start")
-    if arrival not in ("poisson", "constant", "gamma"):
-        raise BadInput("--arrival", f"{arrival!r} is not one of poisson, constant, gamma")
-    if burstiness != 1.0 and arrival != "gamma":
-        raise BadInput("--burstiness", "needs --arrival gamma")
-    if ramp_to is not None and rate is None:
-        raise BadInput("--ramp-to", "needs --rate, where the ramp starts")
-    if ramp_to is not None and arrival != "poisson":
-        raise BadInput("--ramp-to", "has Poisson arrivals; leave --arrival out")
-    if trace is not None:
-        return Load("trace", seed=seed)
-    if rate is None:
-        return Load("closed", concurrency=1 if concurrency is None else concurrency, seed=seed)
-    kind = arrival if ramp_to is None else "ramp"
-    return Load(kind, rate, ramp_to or 0.0, burstiness, seed=seed)
 
 
 def _targets(slo: str, ttft: float | None, tpot: float | None, e2e: float | None, attainment: float) -> Any:

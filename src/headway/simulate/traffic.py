@@ -13,10 +13,8 @@ from headway.core.options import Option
 from headway.simulate.arrivals import Arrivals, Closed, Lengths, Sessions, rows_of
 from headway.simulate.driver import Source
 from headway.simulate.served import recorded
-from headway.traffic.load import Load
+from headway.traffic.load import ARRIVALS, Load
 from headway.traffic.traces import TraceRow, read_trace, scaled
-
-ARRIVALS = ("poisson", "constant", "gamma")
 
 
 class Traffic(Lengths, frozen=True, kw_only=True, forbid_unknown_fields=True):

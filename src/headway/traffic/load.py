@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from headway.core.errors import BadInput
 
 LEAST, MOST = 1e-9, 1e9  # of rates, and of a shape of gamma
+ARRIVALS = ("poisson", "constant", "gamma")  # of a constant rate
 
 
 @dataclass(frozen=True)
