@@ -50,7 +50,9 @@ SHARED_NAMES = {  # of public classes that mean two things all the same, and why
     "Header": "what an event file begins with, and a GGUF file",
     "Host": "what an engine process lives in, and what a dialect does",
     "Layout": "how a model is split among devices, and how a step's rows lie in its arrays",
+    "Pool": "devices of one kind in a deployment, and how the vectors of a text are made one",
     "Request": "asked of an engine, and of the planner's levers",
+    "Sampling": "fields of a body, and a page of the lab",
     "Text": "a paragraph of a document, and the text side of a served model",
     "Traffic": "a load to plan for has means, one to simulate has arrivals",
 }  # fmt: skip

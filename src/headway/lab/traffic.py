@@ -95,10 +95,13 @@ class Watched(Trail):
 
 def answer(asked: Traffic) -> dict[str, Any]:
     """Every request's way, and Little's law as it comes true."""
-    setup = EngineSetup(asked.policy, max_rows=asked.rows, prefix_cache=False, max_model_len=65536)
+    setup = EngineSetup(policy=asked.policy, max_rows=asked.rows, prefix_cache=False, max_model_len=65536)
     one = deployed(load_shape(asked.model), load_device(asked.hardware), 1, setup)
     load = Load("poisson", asked.rate, seed=asked.seed)
-    rows = rows_of(Lengths(asked.prompt, asked.output, asked.spread, asked.spread), asked.requests, asked.seed)
+    lengths = Lengths(
+        input_tokens=asked.prompt, output_tokens=asked.output, input_cv=asked.spread, output_cv=asked.spread
+    )
+    rows = rows_of(lengths, asked.requests, asked.seed)
     source, answers, trail = Arrivals(rows, load), Answers(alike=True), Watched()
     arrived = [to_seconds(at) for at in source.columns.at]
     end = run([one.replica(answers)], source, trail, answers)
