@@ -9,7 +9,8 @@
 
 Each part takes at most five minutes, keeps what it found in the state file, and can be run again; `cells` and
 `arrivals` go on where they were stopped. Memory and arithmetic are probed just before and after each load; a load
-during which they changed by more than 10 % is played again, three times at most (`--quick`: once, and taken as it is).
+during which they changed by more than 10 % is played again, three times at most (`--quick`: once), and the time when
+they changed least is taken.
 In process: HTTP and its client are not simulated. The simulation has the engine's own limits and step budget, and the
 step times of the regime that was probed.
 """
@@ -62,6 +63,7 @@ class Machine:
 
     def __init__(self, args: argparse.Namespace, event_log: Path | None = None) -> None:
         self._tries = 1 if args.quick else TRIES
+        self._until, self._clock = time.monotonic() + args.most, wall_clock()
         self.llm = LLM(args.model, threads=args.threads, max_rows=32, max_model_len=2048, event_log=event_log)
         self.probe = machine_probe(args.threads, self.llm.engine.backend.math)
         self._random = random.Random(time.time_ns())
@@ -96,14 +98,20 @@ class Machine:
         params = SamplingParams(max_tokens=row.output_tokens, temperature=0, ignore_eos=True)
         return self.llm.submit(tokens, params, heard)
 
-    def probed(self, serve: Any) -> tuple[list[list[float]], Rates, bool]:
-        """Serve between two probes, again if the machine changed meanwhile -> results, rates, whether it was steady."""
+    def probed(self, serve: Any) -> tuple[list[list[float]], Window, bool]:
+        """Serve between two probes, again if the machine changed meanwhile -> results, when and at what rates, and
+        whether it was steady; if it never was, of the time when it changed least."""
+        least, kept = float("inf"), None
         for _ in range(self._tries):
-            before, found, after = self.probe(), serve(), self.probe()
-            steady = all(max(pair) < STEADY * min(pair) for pair in zip(before, after, strict=True))
-            if steady:
+            before, begin = self.probe(), self._clock.now()
+            found, end, after = serve(), self._clock.now(), self.probe()
+            change = max(max(pair) / min(pair) for pair in zip(before, after, strict=True))
+            if change < least:
+                least, kept = change, (found, Window(begin, end, before.between(after)))
+            if change < STEADY or time.monotonic() > self._until:
                 break
-        return found, before.between(after), steady
+        assert kept is not None, "it was served once at least"
+        return *kept, least < STEADY
 
     def simulated(self, profile: Profile, rates: Rates, host: float, source: Source, load: Load) -> Summary:
         """The same load in virtual time, with this engine's limits and budget."""
@@ -152,15 +160,13 @@ def rows_of(count: int, prompt: int, output: int, rate: float | None = None, see
 def calibrated(args: argparse.Namespace, state: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "events.jsonl"
-        machine, clock, windows = Machine(args, log), wall_clock(), []
+        machine, windows = Machine(args, log), list[Window]()
         kept = 0
         for cell in FITTED:
-            begin = clock.now()
             rows = rows_of(10_000, *cell[1:])
-            _, rates, steady = machine.probed(lambda r=rows, c=cell: machine.serve(r, c[0], args.seconds))
+            _, window, steady = machine.probed(lambda r=rows, c=cell: machine.serve(r, c[0], args.seconds))
             kept += steady
-            if steady or args.quick:
-                windows.append(Window(begin, clock.now(), rates))
+            windows.append(window)
         engine = machine.llm.engine
         profile = saved_profile() or measure_machine(args.threads)
         formats = held_formats(engine.shape, engine.backend)
@@ -193,9 +199,8 @@ def loads(args: argparse.Namespace, state: dict[str, Any], part: str) -> None:
             load, concurrency, source = Load("trace"), None, Arrivals(rows, Load("trace"))
         runs = []
         for _ in range(1 if part == "cells" else 2):
-            start = time.perf_counter()
-            served, rates, steady = machine.probed(lambda r=rows, c=concurrency: machine.serve(r, c))
-            runs.append((summed(served), rates, steady, len(rows) / (time.perf_counter() - start)))
+            served, window, steady = machine.probed(lambda r=rows, c=concurrency: machine.serve(r, c))
+            runs.append((summed(served), window.rates, steady, len(rows) / to_seconds(window.end - window.begin)))
         _, rates, _, rate = runs[0]
         said = machine.simulated(profile, rates, state["host"], source, load)
         found[str(key)] = {
@@ -247,7 +252,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--state", type=Path, default=Path(__file__).with_name("data") / "simulate_own.json")
     parser.add_argument("--seconds", type=float, default=25.0, help="of each load that is fitted on")
-    parser.add_argument("--most", type=float, default=240.0, help="seconds after which a part begins no further load")
+    parser.add_argument(
+        "--most",
+        type=float,
+        default=240.0,
+        help="seconds after which a part begins no further load, and plays none again",
+    )
     parser.add_argument("--quick", action="store_true", help="few requests, to try the script out")
     args = parser.parse_args()
     state: dict[str, Any] = json.loads(args.state.read_text()) if args.state.is_file() else {}
