@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headway.cli.serve import serve
-from headway.serve.app import PROBES
+from headway.serve.app import OPEN
 
 PAGE = (Path(__file__).parents[1] / "docs" / "deploy.md").read_text()
 DEFAULTS = {name: one.default for name, one in inspect.signature(serve).parameters.items()}
@@ -58,7 +58,7 @@ def test_probes_and_ports_are_those_of_the_server() -> None:
     assert service["spec"]["ports"][0]["targetPort"] == port["name"]
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         get = container[probe]["httpGet"]
-        assert get["path"] in PROBES and get["port"] == port["name"]
+        assert get["path"] in OPEN and get["port"] == port["name"]
     assert container["livenessProbe"]["httpGet"]["path"] == "/health"
     assert pod["terminationGracePeriodSeconds"] > DEFAULTS["shutdown_timeout"]
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}

@@ -17,7 +17,7 @@ from headway.core.events import EventLog, Finished, FirstToken, Preempted
 from headway.core.receipts import Receipts
 from headway.engine.embedding import relevance
 from headway.engine.messages import Submit
-from headway.executor.simulated import FixedCosts
+from headway.roofline.fixed import FixedCosts
 from headway.model.load import describe
 from headway.ops import native
 from headway.ops.native.backend import NativeBackend

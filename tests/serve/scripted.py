@@ -75,6 +75,9 @@ class ByteTokenizer:
             return bytes([id])
         return b"" if skip_special else SPECIAL[id]
 
+    def whole_texts(self, skip_special: bool) -> dict[int, str]:
+        return {}
+
     def strip_after(self, prompt: Sequence[int]) -> int:
         return 0
 
