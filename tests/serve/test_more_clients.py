@@ -64,15 +64,15 @@ def test_litellm(demo: Server) -> None:
 
 INSTRUCTOR = """
 import instructor, openai
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 class Person(BaseModel):
-    name: str
-    age: int
+    name: str = Field(max_length=30)  # a small model might never end it
+    age: int = Field(ge=0, le=150)
 found = {}
 for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON):
     client = instructor.from_openai(openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="unused"), mode=mode)
     person = client.chat.completions.create(
-        model="demo", response_model=Person, max_tokens=80, temperature=0, max_retries=3,
+        model="demo", response_model=Person, max_tokens=120, temperature=0, max_retries=3,
         messages=[{"role": "user", "content": "Ada is 36 years old. Who is she?"}])
     found[mode.value] = [type(person.name).__name__, type(person.age).__name__]
 print(json.dumps(found))
