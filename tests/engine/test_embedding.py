@@ -17,10 +17,10 @@ from headway.core.events import EventLog, Finished, FirstToken, Preempted
 from headway.core.receipts import Receipts
 from headway.engine.embedding import relevance
 from headway.engine.messages import Submit
-from headway.roofline.fixed import FixedCosts
 from headway.model.load import describe
 from headway.ops import native
 from headway.ops.native.backend import NativeBackend
+from headway.roofline.fixed import FixedCosts
 from headway.scheduling.budget import Budget
 from tests.engine.tiny import TinyModel, complete, drain, prompts
 from tests.text.small_tokenizers import train_byte_level
