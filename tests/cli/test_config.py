@@ -83,6 +83,9 @@ def test_commands_of_a_verb_have_tables_of_their_own(file: Path) -> None:
         ("serve.max-rows = 1\nserve.max_rows = 2", "serve.max_rows stands twice"),
         ("serve.help = true", "serve.help: there is none"),
         ("serve.port = 1\nserve.port = 2", "is no TOML"),
+        pytest.param("serve.port = " + "[" * 5000 + "]" * 5000, "is no TOML", id="nested"),
+        pytest.param("serve.port = " + "9" * 6000, "is no TOML", id="a long number"),
+        ('serve.chat-template = "a\\u0000b"', "holds a NUL character"),
         ("serve.api_key = 'k'", "did you mean api_key_file?"),
     ],
 )

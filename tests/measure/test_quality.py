@@ -81,6 +81,18 @@ def test_a_text_of_one_token_predicts_nothing(folder: Path) -> None:
         quality(str(folder), ReferenceBackend(), ReferenceBackend(), "A")
 
 
+@pytest.mark.parametrize(("name", "problem"), [("none", "cannot be read: No such file"), ("empty", "is empty")])
+def test_a_text_that_cannot_be_read_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, problem: str
+) -> None:
+    (tmp_path / "empty").write_text(" \n")
+    with pytest.raises(SystemExit) as end:
+        main(["quality", str(tmp_path), "--text", str(tmp_path / name), "--against", "reference"])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert "--text: " in error and problem in error
+
+
 @needs_native
 def test_the_verb_prints_a_table_and_json(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "text.txt"

@@ -61,10 +61,10 @@ def read_tables(path: Path) -> dict[str, Any]:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise BadInput(FLAG, f"{path} is larger than {MOST_BYTES} bytes")
-        return tomllib.loads(content.decode())
+        return tomllib.loads(content.decode("utf-8-sig"))
     except OSError as error:
         raise BadInput(FLAG, f"{path} cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits and arrays as deep, too
         raise BadInput(FLAG, f"{path} is no TOML: {error}") from None
 
 
@@ -105,6 +105,8 @@ def _value(context: Any, parameter: Any, value: Any, where: str) -> Any:
     ):
         accepted = "true or false" if kinds == (bool,) else "a text or a number" + (", or a list of them" * several)
         raise BadInput(FLAG, f"{where}: {shown(value)} is not {accepted}")
+    if any(isinstance(one, str) and "\0" in one for one in given):
+        raise BadInput(FLAG, f"{where}: {shown(value)} holds a NUL character")
     texts = [one if isinstance(one, bool) else str(one) for one in given]
     found: Any = texts if several else texts[0]
     try:

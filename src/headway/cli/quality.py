@@ -62,8 +62,12 @@ def quality(
     try:
         data = sys.stdin.buffer.read() if str(text) == "-" else text.read_bytes()
         read = data.decode()
+    except OSError as error:
+        raise BadInput("--text", f"{text} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise BadInput("--text", f"{text} is not UTF-8 at byte {error.start}") from None
+    if not read.strip():
+        raise BadInput("--text", f"{text} is empty; accepted: a text of at least two tokens")
     with progress() as report:
         found = compare(engine.model, tested, reference, read, window=window, tokens=tokens, worst=worst, report=report)
     if plot is not None:

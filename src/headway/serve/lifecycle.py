@@ -304,7 +304,8 @@ class _Life:
         path, ask = "completions", '"prompt": "The capital of France is", "max_tokens": 20, "temperature": 0'
         if model.chats:
             path = "chat/completions"
-            ask = '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0'
+            question = "What is the capital of France, and what is it known for?"
+            ask = f'"messages": [{{"role": "user", "content": "{question}"}}], "max_tokens": 100, "temperature": 0'
         named = f'"model": {json.dumps(model.name)}, ' if self._whose(model) else ""
         key = " -H 'authorization: Bearer YOUR_KEY'" if self._options.api_key_file else ""
         if self._options.uds is not None:

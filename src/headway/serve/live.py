@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +32,7 @@ PERIOD = 0.1  # seconds between two samples, at least
 SHARE = 50  # of its time, an engine spends one in so many on being looked at, at most
 MOST_EVENTS = 4096  # kept for a watcher that reads slowly
 MOST_WATCHERS = 16  # of a model
+MOST_OF_A_KEY = 4
 
 Fields = dict[str, Any]
 
@@ -41,7 +42,7 @@ class Eye:
 
     def __init__(self, model: HostedModel) -> None:
         self.model = model
-        self.watchers = 0
+        self.watchers: Counter[str] = Counter()  # by tenant
         self._picture: Picture | None = None
         self._taken = 0.0
         self._asking: asyncio.Task[Picture] | None = None
@@ -174,24 +175,25 @@ class LiveStream:
     """
 
     def __init__(self, eye: Eye, tenant: str, price: float | None) -> None:
-        if eye.watchers >= MOST_WATCHERS:
-            raise ApiError(
-                429, f"{MOST_WATCHERS} already look at this model", code="rate_limit_exceeded", retry_after=10
-            )
-        self._eye = eye
+        full = f"{MOST_WATCHERS} already look at this model" if eye.watchers.total() >= MOST_WATCHERS else ""
+        if tenant and eye.watchers[tenant] >= MOST_OF_A_KEY:
+            full = f"{MOST_OF_A_KEY} with this key already look at this model"
+        if full:
+            raise ApiError(429, full, code="rate_limit_exceeded", retry_after=10)
+        self._eye, self._tenant = eye, tenant
         self._watcher = Watcher(eye.model, tenant, price)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watchers = self._eye.model.link.watchers
         watchers.add(self._watcher.fold)
-        self._eye.watchers += 1
+        self._eye.watchers[self._tenant] += 1
         sending = asyncio.create_task(self._send(send))
         leaving = asyncio.create_task(_left(receive))
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
             watchers.discard(self._watcher.fold)
-            self._eye.watchers -= 1
+            self._eye.watchers[self._tenant] -= 1
             leaving.cancel()
             sending.cancel()
         if sending.done() and not sending.cancelled():
