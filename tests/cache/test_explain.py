@@ -69,7 +69,7 @@ def test_cost_never_counts_more_than_the_prompt_could_use() -> None:
 
 
 def test_other_tenants_are_not_shown() -> None:
-    assert explain(cache_with(PROMPT), PROMPT, tenant="other").verdict is Verdict.NOTHING_BEYOND
+    assert explain(cache_with(PROMPT), PROMPT, namespace="other").verdict is Verdict.NOTHING_BEYOND
 
 
 def test_blocks_lost_by_a_window_group_are_told_apart_from_other_tokens() -> None:

@@ -79,7 +79,7 @@ def test_what_a_server_does_not_accept_is_one_sentence(options: dict[str, Any], 
         ("policy", "fifo", "--policy: 'fifo' is not one of chunked, prefill-first, static"),
         ("deterministic", 1, "--deterministic: 1 is not true or false"),
         ("event_log", 7, "--event-log: 7 is not a text"),
-        ("max_row", 7, "max_row: is not an option of the engine; there are model, backend"),
+        ("max_row", 7, "max_row: is not an option of the engine; did you mean max_rows?"),
     ],
 )
 def test_what_an_option_does_not_accept_is_one_sentence(name: str, value: Any, sentence: str) -> None:

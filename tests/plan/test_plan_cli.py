@@ -228,7 +228,7 @@ def test_parts_that_do_not_belong_together_are_named(tmp_path: Path) -> None:
 
 
 def test_every_answer_says_what_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
-    levers = plan(["levers", *STEP[1:]], capsys)
+    levers = " ".join(plan(["levers", *STEP[1:]], capsys).split())
     assert "accepted with 80% (--acceptance) and costs 5% of a step (--draft-cost)" in levers
     assert "if 80% are accepted" in levers
     cost = plan(["cost", *STEP[1:]], capsys)
@@ -306,7 +306,7 @@ def test_textbook_mode_says_where_its_division_of_the_cache_is_wrong(capsys: pyt
     latent = ["capacity", "--model", "deepseek-v3", "--hardware", "h200", "--gpus", "8"]
     assert "every GPU holds its latent cache" in plan(latent, capsys)
     wide = ["capacity", "--model", "llama-3.1-70b", "--hardware", "h100", "--gpus", "16"]
-    assert "every GPU holds some of its 8 KV heads" in plan(wide, capsys)
+    assert "every GPU holds some of its 8 KV heads" in " ".join(plan(wide, capsys).split())
     for fine in ([*latent, "--mode", "exact"], [*wide, "--gpus", "8"]):
         assert "every GPU holds" not in plan(fine, capsys)
 

@@ -71,7 +71,7 @@ def test_a_prompt_that_takes_too_long_alone_is_not_told_to_come_back_unless_it_i
     machine.scheduler._max_ttft = None
     machine.play([machine.ask("long", 4000, 1)])
     machine.scheduler._max_ttft = 5.0
-    machine.scheduler.add(machine.ask("again", 4000, at=to_seconds(machine.clock.now())))
+    machine.scheduler.add(machine.ask("long", 4000, at=to_seconds(machine.clock.now())))
 
 
 def test_who_has_waited_too_long_ends_but_not_who_was_admitted() -> None:

@@ -101,7 +101,7 @@ def test_adapters_come_and_go(lora_server: Server, folder: Path) -> None:
     again = {"lora_name": "two", "lora_path": str(folder / "adapters/one")}
     refused = lora_server.post("/v1/load_lora_adapter", again)
     assert (refused.status_code, refused.json()["error"]["message"]) == (
-        400, "lora: 'two' is loaded already; unload it first",
+        400, "lora_name: 'two' is loaded already; unload it first",
     )  # fmt: skip
     assert lora_server.post("/v1/load_lora_adapter", again | {"load_inplace": True}).status_code == 200
     assert text(lora_server, "two") == one

@@ -48,6 +48,7 @@ def answered(format: Any, *texts: str) -> tuple[Answer, Choice, list[bytes]]:
         finish = Finish("stop") if number == len(texts) - 1 else None
         gain = answer.gain(choice, Delta(f"{answer.id}-0", 0, 0, (1,), text, finish=finish))
         choice.add(gain)
+        choice.finish = gain.finish
         pieces.append(writer.chunk(choice, gain))
     return answer, choice, [*pieces, writer.end()]
 

@@ -131,7 +131,7 @@ def test_errors_have_ollamas_shape(client: ollama.Client, server: Server) -> Non
     with pytest.raises(ollama.ResponseError, match="this server has 'scripted' only") as caught:
         client.chat("other", USER)
     assert caught.value.status_code == 404
-    assert isinstance(server.post("/api/embed", {}).json()["error"], str)
+    assert isinstance(server.post("/api/embed", {"input": 5}).json()["error"], str)
     with pytest.raises(ollama.ResponseError, match="a scripted failure"):
         list(client.generate("scripted", "fail", stream=True))
     with pytest.raises(ollama.ResponseError, match="a scripted failure"):

@@ -222,8 +222,8 @@ def test_memory_and_threads_are_divided(infos: dict[str, ModelInfo], monkeypatch
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"memory_gib": 0.5}, "model: weights and processes of one, two take 0.50 GiB together; 0.50 may be used"),
-        ({"memory_gib": 2, "kv_cache_gib": 1}, "model: weights, caches and processes of one, two take 2.50 GiB"),
+        ({"memory_gib": 0.5}, "model: weights and processes of one, two take 0.69 GiB together; 0.50 may be used"),
+        ({"memory_gib": 2, "kv_cache_gib": 1}, "model: weights, caches and processes of one, two take 2.69 GiB"),
         ({"event_log": "log"}, "--event-log: it is one model's, and several are given"),
         ({"chat_template": "file"}, "--chat-template: it is one model's"),
         ({"lora": ("fr=path",)}, "--lora: 'fr' does not say which model it is over: MODEL/NAME=PATH, of one, two"),

@@ -125,7 +125,7 @@ class Totals:
         self.drafted_tokens += event.drafted
         self.accepted_tokens += event.accepted
         self.proposed_tokens += sum(event.proposed)
-        if event.undrafted is not None:
+        if event.undrafted is not None and any(event.emitted):
             self.drafted_steps += 1
             self.drafted_seconds += event.seconds.executor
             self.undrafted_seconds += event.undrafted * sum(event.emitted) / sum(map(bool, event.emitted))

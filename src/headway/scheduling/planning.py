@@ -123,8 +123,8 @@ class Step:
             index += 1
             request = row.request
             start = request.computed + request.pending
-            goes_on = row.held and start < row.table.capacity and not request.draft and not row.wants_prompt_logprobs
-            if goes_on and start + 1 == len(request.tokens) and not grows:
+            plain = not (request.draft or row.wants_prompt_logprobs or request.params.pooling)
+            if plain and row.held and start < row.table.capacity and start + 1 == len(request.tokens) and not grows:
                 request.pending += 1
                 starts.append(start)
                 self.work.append(Work(request.id, start, 1, (), (), 1, True))

@@ -71,7 +71,7 @@ class Generation:
             connection = scope.get("headway.connection")
             if connection is not None:
                 connection.keep_alive_bytes = self._format.keep_alive
-            await self._stream(send, dialect_of(scope["path"]).names)
+            await self._stream(send, dialect_of(scope.get("path", "")).names)
         except BaseException as error:
             self._failure = error
             raise

@@ -90,7 +90,7 @@ class ServeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     otlp_traces_endpoint: Annotated[
         str | None,
         Option(
-            "OpenTelemetry: URL that takes a span per request, such as http://127.0.0.1:4318/v1/traces; default: none. "
+            "OpenTelemetry: URL that takes a span per request, such as http://HOST:4318/v1/traces; default: none. "
             "Needs headway[otel]."
         ),
     ] = None

@@ -60,7 +60,7 @@ class EngineSetup(Options, frozen=True, kw_only=True, forbid_unknown_fields=True
     kv_cache_gib: Annotated[
         float | None, Option("GiB for the KV cache of each device; default: all that is free.", above=0, most=MOST)
     ] = None
-    prefix_cache: Annotated[bool, Option("Keep finished prefixes.")] = True
+    prefix_cache: Annotated[bool, Option("Keep finished prefixes.", panel="Prefix cache")] = True
     prefix_ttl: Annotated[float, _OF_ENGINE["prefix_ttl"]] = OURS.prefix_ttl
     max_wait: Annotated[
         float | None, Option("Most seconds a request waits for its turn.", above=0, most=MAX_SECONDS)
