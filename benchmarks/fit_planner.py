@@ -6,11 +6,14 @@
 The fit is a penalised robust regression on predicted/measured - 1, the error that is reported: Student-t residuals
 (runs far off lose their vote), Gauss-Newton steps, and a normal prior on every offset of every constant
 (`headway/roofline/constants.py`), so evidence is shared between engines and chips and thin evidence stays near the
-typical value. TTFT's own constants are fitted after it, the others fixed.
+typical value. TTFT's own constants are fitted after it, the others fixed. What is left is corrected smoothly
+(`fit_residual.py`).
 
-Validation leaves out what a user may have that no run had: a whole group (model, system and engine together), a whole
-model, a whole system; models of one shape are one model, so that no copy of a left-out run is in the fit. What a range
-is worth depends on which of these is new, so each has the residuals of its own leaving-out.
+Validation leaves out measurements with their copies, and what a user may have that no run had: a whole group (model,
+system, engine and precision together), a whole model, a whole system; models of one shape are one model. What is
+left out is in no fit that predicts it: not of constants, not of corrections, and not of the reaches of these, which are
+learned without any of half of the folds. What a range is worth depends on what is new, so each has the residuals of
+its own leaving-out.
 """
 
 from __future__ import annotations
@@ -18,16 +21,20 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from fit_residual import NOISE, Learned, fitted, learn
 from headway.plan.runs import PublicRun, read_runs
-from headway.roofline.calibrate import FILE, FITTED, LOADS, METRICS, SEEN, Calibration, Region, spread_class
+from headway.roofline.calibrate import FILE, FITTED, LOADS, SEEN, Calibration, Region, spread_class
 from headway.roofline.constants import CONSTANTS, FIRST_TOKEN, Constant, family, labels, typical
 from headway.roofline.loop import Columns, Fleet, Loop
+from headway.roofline.residual import Correction, Points, save
 from headway.roofline.robust import descend
+from headway.roofline.served import METRICS, served
 from planner_report import report
 
 # Scale of the residuals the likelihood expects; smaller trusts the runs more and the priors less.
@@ -39,6 +46,7 @@ RECIPE_SPREAD = 0.4
 STEPS, ENOUGH = 120, 1e-3  # most steps of a fit; a step that gains less than this share of the cost is the last
 STEP = 1e-4  # of the finite differences
 WITHIN = 0.78  # share of runs that a range is to hold
+LEARNINGS = 2  # parts of the folds, without each of which reaches are learned once
 TAILS_OUT = (
     0.12,
     0.11,
@@ -53,6 +61,7 @@ TAILS_OUT = (
     0.01,
     0.0,
 )  # shares of the residuals left out at either end
+LEAST = 0.1  # deviations that a range has at either end
 FEW = 40  # runs: a class with fewer takes the range of its kind
 DOCUMENT = Path(__file__).parents[1] / "docs" / "accuracy-planner.md"
 
@@ -151,7 +160,8 @@ class Fitter:
     """Both fits on any subset of the runs."""
 
     def __init__(self, runs: Sequence[PublicRun]) -> None:
-        self.runs = runs
+        self.runs, self.kind = runs, runs[0].deployment.kind
+        self.points = Points.of([run.deployment for run in runs])
         self.fleet = Fleet.of([run.deployment for run in runs])
         self.token, self.first = Problem(runs, CONSTANTS), Problem(runs, FIRST_TOKEN)
         self.measured = {metric: np.array([getattr(run, metric) for run in runs]) for metric in METRICS}
@@ -183,27 +193,59 @@ class Fitter:
             theta.append(likeliest(problem, predict, self.measured[metric], votes, start, SIGMA[metric], slopes))
         return theta[0], theta[1]
 
-    def predict(self, theta: tuple[np.ndarray, np.ndarray]) -> Columns:
+    def offsets(self, theta: tuple[np.ndarray, np.ndarray]) -> dict[str, dict[str, float]]:
+        return self.token.offsets(theta[0]) | self.first.offsets(theta[1])
+
+    def logs(self, theta: tuple[np.ndarray, np.ndarray]) -> Columns:
+        """What the physics leaves: logarithms of measured over predicted."""
         loop = Loop.calibrated(self.fleet, self.token.values(theta[0]) | self.first.values(theta[1]))
         solved = loop.solve()
-        return {metric: solved[metric] for metric in METRICS}
+        return {metric: np.log(self.measured[metric] / solved[metric]) for metric in METRICS}
 
-    def left_out(self, folds: Sequence[Hashable]) -> Columns:
-        """Predictions of every run by a fit without its fold."""
-        found = {metric: np.zeros(len(self.runs)) for metric in METRICS}
-        for fold in sorted(set(folds), key=str):
-            out = np.array([one == fold for one in folds])
-            predicted = self.predict(self.fit(np.where(out, 0.0, self.votes)))
-            for metric in METRICS:
-                found[metric][out] = predicted[metric][out]
+    def learn(self, votes: np.ndarray, theta: tuple[np.ndarray, np.ndarray]) -> dict[str, Learned]:
+        """How far corrections reach, from the runs that have a vote."""
+        logs, groups = self.logs(theta), [SEEN["group"](run.deployment) for run in self.runs]
+        return {metric: learn(self.points, logs[metric], votes, groups, NOISE[metric]) for metric in METRICS}
+
+    def correction(
+        self, votes: np.ndarray, theta: tuple[np.ndarray, np.ndarray], learned: dict[str, Learned]
+    ) -> Correction:
+        return fitted(self.points, self.logs(theta), votes, learned)
+
+    def left_out(self, folds: Sequence[Hashable], known: dict[str, Learned] | None = None) -> Columns:
+        """What every run is predicted to take by fits without its fold: seconds and deviation of each metric, and the
+        `physics_` seconds. `known`: how far corrections reach, where it is not to be learned anew."""
+        found: Columns = {}
+        for part in range(LEARNINGS):
+            mine = sorted({fold for fold in folds if _parted(fold, LEARNINGS) == part}, key=str)
+            if not mine:
+                continue
+            votes = np.where([fold in mine for fold in folds], 0.0, self.votes)
+            learned = known or self.learn(votes, self.fit(votes))
+            for fold in mine:
+                out = np.array([one == fold for one in folds])
+                votes = np.where(out, 0.0, self.votes)
+                theta = self.fit(votes)
+                correction, logs = self.correction(votes, theta, learned), self.logs(theta)
+                deployments = [run.deployment for run, taken in zip(self.runs, out, strict=True) if taken]
+                columns = served({self.kind: self.offsets(theta)}, deployments, {self.kind: correction})
+                columns |= {f"physics_{metric}": self.measured[metric][out] / np.exp(logs[metric][out])
+                            for metric in METRICS}  # fmt: skip
+                for name, column in columns.items():
+                    found.setdefault(name, np.zeros(len(self.runs)))[out] = column
         return found
+
+
+def _parted(thing: Hashable, parts: int) -> int:
+    """Random parts, the same every time."""
+    return int(hashlib.sha256(repr(thing).encode()).hexdigest(), 16) % parts
 
 
 def distinct(runs: Sequence[PublicRun]) -> np.ndarray:
     """The first of every measurement: the exports overlap, and a copy is no further evidence."""
     seen: dict[Hashable, int] = {}
     for index, run in enumerate(runs):
-        seen.setdefault((series(run), run.deployment.concurrency, run.tpot, run.ttft), index)
+        seen.setdefault(measurement(run), index)
     return np.array(sorted(seen.values()))
 
 
@@ -216,18 +258,21 @@ def series(run: PublicRun) -> tuple[Hashable, ...]:
     )  # fmt: skip
 
 
-def part(run: PublicRun, parts: int = 5) -> int:
-    """Random parts of the series, whose replicates and loads stay together."""
-    return int(hashlib.sha256(repr(series(run)).encode()).hexdigest(), 16) % parts
+def measurement(run: PublicRun) -> Hashable:
+    """What copies of a run have in common."""
+    return series(run), run.deployment.concurrency, run.tpot, run.ttft
 
 
-# What is left out together, by what is then new about it (`headway.roofline.calibrate.SEEN`).
+def _seen(level: str, run: PublicRun) -> Hashable:
+    """Groups and cells are many: a fifth of them is left out at a time."""
+    name = SEEN[level](run.deployment)
+    return _parted(name, 5) if level in ("group", "cell") else name
+
+
+# What is left out together, by what is then new about it (`calibrate.SEEN`).
 FOLDS: dict[str, Callable[[PublicRun], Hashable]] = {
-    FITTED: part,
-    "group": lambda run: (run.deployment.shape.params, run.system, run.backend),
-    "system": lambda run: run.system,
-    "model": lambda run: run.deployment.shape.params,
-    "cell": lambda run: SEEN["cell"](run.deployment),
+    FITTED: lambda run: _parted(measurement(run), 4),
+    **{new: partial(_seen, new) for new in SEEN},
 }
 
 
@@ -236,7 +281,8 @@ class LeftOut(msgspec.Struct, frozen=True):
 
     Attributes:
         new: what is new about each then. folds: of each run.
-        predicted, measured: seconds by metric. classes: keys of their ranges.
+        predicted: seconds by metric, and their `deviation_`, and those of the `physics_` alone.
+        measured: seconds by metric. classes: keys of their ranges.
     """
 
     new: str
@@ -252,8 +298,8 @@ class LeftOut(msgspec.Struct, frozen=True):
         return cls(new, folds, fitter.left_out(folds), fitter.measured, classes)
 
     def residual(self, metric: str) -> np.ndarray:
-        """log(measured / predicted)."""
-        return np.log(self.measured[metric] / self.predicted[metric])
+        """log(measured / predicted), over the deviation that was expected of it."""
+        return np.log(self.measured[metric] / self.predicted[metric]) / self.predicted[f"deviation_{metric}"]
 
     def range(self, metric: str, name: str, tail: float, rows: np.ndarray | None = None) -> tuple[float, float]:
         """All but `tail` at either end of one class's residuals, among `rows`; of all classes' where it has too few."""
@@ -280,21 +326,16 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 def spreads(validated: Mapping[str, Sequence[LeftOut]]) -> dict[str, dict[str, tuple[float, float]]]:
-    """The range of every class. What is new of a model, a system or a cell is no better known than what is new of a
-    group, and that no better than what was fitted."""
+    """The range of every class."""
     table: dict[str, dict[str, tuple[float, float]]] = {metric: {} for metric in METRICS}
     for metric in METRICS:
         for kind, several in validated.items():
-            tails = {one.new: one.tail(metric) for one in several}
-            for load in LOADS:
-                low = high = 0.0
-                for one in several:
+            for one in several:
+                tail = one.tail(metric)
+                for load in LOADS:
                     name = f"{kind}{load}: {one.new}"
-                    found = one.range(metric, name, tails[one.new])
-                    wide = min(found[0], low), max(found[1], high)
-                    if one.new in (FITTED, "group"):
-                        low, high = wide
-                    table[metric][name] = (round(wide[0], 4), round(wide[1], 4))
+                    low, high = one.range(metric, name, tail)
+                    table[metric][name] = (round(min(low, -LEAST), 4), round(max(high, LEAST), 4))
     return table
 
 
@@ -328,10 +369,7 @@ def calibrated(table: Path, fitters: Mapping[str, Fitter], validated: Mapping[st
             "sha256": hashlib.sha256(table.read_bytes()).hexdigest(),
             "written_by": "benchmarks/fit_planner.py",
         },
-        offsets={
-            kind: fitter.token.offsets(fitter.best[0]) | fitter.first.offsets(fitter.best[1])
-            for kind, fitter in fitters.items()
-        },
+        offsets={kind: fitter.offsets(fitter.best) for kind, fitter in fitters.items()},
         spread=spreads(validated),
         region=region(runs),
     )
@@ -345,11 +383,17 @@ def main() -> None:
     runs = [run for run in read_runs(options.table)[0] if run.deployment.fits and not run.doubt]
     fitters = {kind: Fitter([run for run in runs if run.deployment.kind == kind]) for kind in ("dense", "moe")}
     validated = {kind: [LeftOut.of(fitter, new) for new in FOLDS] for kind, fitter in fitters.items()}
+    corrections = {
+        kind: fitter.correction(fitter.votes, fitter.best, fitter.learn(fitter.votes, fitter.best))
+        for kind, fitter in fitters.items()
+    }
     found = calibrated(options.table, fitters, validated)
-    text = report(options.table, found, {kind: fitter.runs for kind, fitter in fitters.items()}, validated)
+    runs_of = {kind: fitter.runs for kind, fitter in fitters.items()}
+    text = report(options.table, found, corrections, runs_of, validated)
     print(text)
     if not options.check:
         FILE.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        save(corrections)
         DOCUMENT.write_text(text)
 
 

@@ -11,8 +11,10 @@ import numpy as np
 from headway.plan.answers import Errors
 from headway.plan.runs import PublicRun
 from headway.plan.score import score
-from headway.roofline.calibrate import FITTED, METRICS, Calibration
+from headway.roofline.calibrate import FITTED, Calibration
 from headway.roofline.constants import CONSTANTS, FIRST_TOKEN, Constant
+from headway.roofline.residual import Correction
+from headway.roofline.served import METRICS
 
 if TYPE_CHECKING:
     from fit_planner import LeftOut
@@ -22,15 +24,17 @@ HEADER = """# How accurate the planner is
 Written by `python benchmarks/fit_planner.py benchmarks/data/silicon_runs.csv.gz`; do not edit. Errors are
 predicted/measured - 1 on {runs} (TTFT, TPOT) of TensorRT-LLM, SGLang and vLLM, H100 to GB300.
 
-*Left out*: the constants were fitted without any run of that group (model, system and engine; models of one shape are
-one model), of that system, of that model, or of that engine on that precision and family of devices; and *in p10-p90*
-is the share of runs inside the range that the **other** groups, systems, models or cells give, whose residuals are cut
-where 78 % of what was left out is held: near 10 % at either end, less where few models or systems say little about
-another. *Committed fit*: the constants that ship, on the runs they were fitted on, and the ranges of fitted groups,
-which come from series left out.
+*Left out*: runs that were in no fit that predicts them: neither of the constants, nor of the smooth correction
+(`src/headway/roofline/residual.py`), nor of how far that reaches. *Runs*: a quarter of the measurements with their
+copies; *group*: all runs of a fifth of the groups (model, system, engine and precision; models of one shape are one
+model); *cell*: the same of an engine on a precision and family of devices; else all runs of a system or a model. *By
+physics alone*: without the correction. *In p10-p90* is the share of runs inside the range that the **other** folds
+give: errors over the deviation that the correction expects, cut where 78 % of what was left out is held, near 10 % at
+either end, less where few models or systems say little about another. *Committed fit*: what ships, on the runs it was
+fitted on.
 
-Which range an estimate gets depends on the first of these that no run had: its cell, its model, its system, its group
-with that precision, or none.
+Which range an estimate gets depends on the first of these that no run had: its cell, its model, its system, its group,
+or none, and on how near measured runs are.
 
 What the runs do not say limits it. Six in seven disaggregated DeepSeek runs name neither their decode workers nor
 whether drafts were used; public recipes of the same description (`src/headway/plan/recipes.py`) say it for most of
@@ -44,17 +48,20 @@ ABSTAINED = "Rows the model abstains from, scored by their bound (which is a bou
 
 
 def report(
-    table: Path, found: Calibration, runs: Mapping[str, Sequence[PublicRun]], validated: Mapping[str, Sequence[LeftOut]]
+    table: Path,
+    found: Calibration,
+    corrections: Mapping[str, Correction],
+    runs: Mapping[str, Sequence[PublicRun]],
+    validated: Mapping[str, Sequence[LeftOut]],
 ) -> str:
     """The accuracy page: left-out errors and errors of the committed fit, overall, by group, and the constants."""
-    committed = score(table, known=found)
+    committed = score(table, known=found, corrections=corrections)
     lines = [HEADER.format(runs=found.source["runs"])]
     lines.append("| what | runs | mean | median | bias | in p10-p90 | abstained |\n|---|---|---|---|---|---|---|")
     for metric in METRICS:
         for kind, mine in runs.items():
             for left in validated[kind]:
-                if left.new != FITTED:
-                    lines += left_out_rows(metric, kind, mine, left)
+                lines += left_out_rows(metric, kind, mine, left)
             lines.append(row_of(f"{metric.upper()}, {kind}, committed fit", getattr(committed, metric)[kind]))
     lines.append(f"\n{ABSTAINED}\n\n| reason | rows |\n|---|---|")
     lines += [f"| {reason} | {count} |" for reason, count in committed.abstained.reasons.items()]
@@ -78,19 +85,22 @@ def report(
 
 def left_out_rows(metric: str, kind: str, runs: Sequence[PublicRun], left: LeftOut) -> list[str]:
     """The left-out errors, and those of aggregated and disaggregated runs apart for a kind that has many of both."""
-    error = left.predicted[metric] / left.measured[metric] - 1
+    error, bare = (left.predicted[name] / left.measured[metric] - 1 for name in (metric, f"physics_{metric}"))
     held, apart = left.held(metric, left.tail(metric)), np.array([run.deployment.disaggregated for run in runs])
-    parts = {f"{metric.upper()}, {kind}, {left.new} left out": np.ones(len(runs), bool)}
-    if left.new == "group" and apart.mean() > 0.05:
-        parts |= {"- of which aggregated": ~apart, "- of which disaggregated": apart}
-    return [
-        row_of(name, Errors(
-            int(rows.sum()), *(100 * float(x) for x in (
-                np.abs(error[rows]).mean(), np.median(np.abs(error[rows])), error[rows].mean(), held[rows].mean(), 0.0,
-            )),
-        ))
-        for name, rows in parts.items()
-    ]  # fmt: skip
+    name = f"{metric.upper()}, {kind}, {'runs' if left.new == FITTED else left.new} left out"
+    rows = [row_of(name, errors_of(error, held))]
+    if left.new in (FITTED, "group"):
+        if apart.mean() > 0.05:
+            parts = {"aggregated": ~apart, "disaggregated": apart}
+            rows += [row_of(f"- of which {part}", errors_of(error[mine], held[mine])) for part, mine in parts.items()]
+        rows.append(row_of("- by physics alone", errors_of(bare)))
+    return rows
+
+
+def errors_of(error: np.ndarray, held: np.ndarray | None = None) -> Errors:
+    """Of predictions; `held`: were they in their ranges?"""
+    mean, median, bias = (100 * float(x) for x in (np.abs(error).mean(), np.median(np.abs(error)), error.mean()))
+    return Errors(len(error), mean, median, bias, None if held is None else 100 * float(held.mean()), 0.0)
 
 
 def row_of(name: str, entry: Errors) -> str:

@@ -17,6 +17,7 @@ from headway.core.errors import BadInput
 from headway.plan.answers import Errors
 from headway.plan.runs import NEEDED, read_runs
 from headway.plan.score import score
+from headway.roofline.residual import corrections
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "benchmarks" / "data" / "silicon_runs.csv.gz"
@@ -175,13 +176,15 @@ def test_what_search_ranks_by_is_as_near_to_measured_runs():
     found = score(TABLE, "search")
     for kind in ("dense", "moe"):
         assert found.tpot[kind].mape <= 15 and found.tpot[kind].coverage >= 70
+    assert found.skipped.n == 0
 
 
 def test_the_bars_hold_on_the_committed_page():
     page = page_rows()
     for kind, bar in (("dense", 12.0), ("moe", 20.0)):
         _, mean, _, _, coverage, abstained = page[f"TPOT, {kind}, committed fit"]
-        assert mean <= bar and 75 <= coverage <= 85 and abstained <= 5
+        assert mean <= bar and coverage >= 75 and abstained <= 5
+        assert 75 <= page[f"TPOT, {kind}, runs left out"][4] <= 85  # ranges are of runs that were in no fit
         assert 75 <= page[f"TPOT, {kind}, group left out"][4] <= 85
         for new in ("model", "system", "cell"):
             assert 75 <= page[f"TPOT, {kind}, {new} left out"][4] <= 85
@@ -203,6 +206,7 @@ def fit(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_leaving_groups_out_still_meets_the_committed_error(kind, fit):
     runs = [run for run in read_runs(TABLE)[0] if run.deployment.kind == kind and run.deployment.fits]
     fitter = fit.Fitter([run for run in runs if not run.doubt])
-    found = fitter.left_out([fit.FOLDS["group"](run) for run in fitter.runs])
+    committed = {name: (one.reach, one.spread, one.noise) for name, one in corrections()[kind].fits.items()}
+    found = fitter.left_out([fit.FOLDS["group"](run) for run in fitter.runs], committed)
     error = np.abs(found["tpot"] / fitter.measured["tpot"] - 1)
     assert 100 * error.mean() <= page_rows()[f"TPOT, {kind}, group left out"][1] + 0.3

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf, sqrt
 from statistics import NormalDist
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,6 +26,8 @@ from headway.roofline.constants import resolve
 from headway.roofline.deployment import Deployment
 from headway.roofline.loop import Columns, Fleet, Loop
 from headway.roofline.queueing import queue_quantile, queue_seconds
+from headway.roofline.residual import corrections
+from headway.roofline.served import METRICS, Corrected, at_loads
 from headway.roofline.step import mixed_step
 from headway.roofline.timing import Timing
 
@@ -115,7 +116,7 @@ class Curve(msgspec.Struct, frozen=True):
         """Mean seconds of each metric with so many requests always in flight, prompts in the longest chunks."""
         columns = self.by_chunk[max(self.by_chunk)]
         held = min(flying, float(self.flying[-1]))
-        found = {name: float(np.interp(held, self.flying, columns[name])) for name in ("tpot", "ttft")}
+        found = {name: float(np.interp(held, self.flying, columns[name])) for name in METRICS}
         waiting = (flying - held) / held * (found["ttft"] + self.deployment.output * found["tpot"])
         return found | {"ttft": found["ttft"] + waiting}
 
@@ -139,29 +140,24 @@ def _wait(busy: float, turn: float, traffic: Traffic, target: Target) -> float:
     return queue_quantile(busy, queue_seconds(busy, turn, traffic.arrival_cv2), target.share)
 
 
-def but_load(deployment: Deployment) -> tuple[Any, ...]:
-    """What was deployed, whatever its load."""
-    return tuple(
-        id(getattr(deployment, field)) if field in ("shape", "hardware") else getattr(deployment, field)
-        for field in deployment.__struct_fields__
-        if field != "concurrency"
-    )
-
-
 def curves(deployments: Sequence[Deployment], chunks: Sequence[int] = CHUNKS) -> list[Curve]:
     """Every deployment at every load, in one evaluation."""
     if not deployments:
         return []
-    resolved = resolve(calibration().offsets, deployments)
+    resolved, corrected = resolve(calibration().offsets, deployments), Corrected(deployments, corrections())
     each, grid = len(chunks) * LOADS, [np.geomspace(1.0, max(2.0, min(d.capacity, MOST)), LOADS) for d in deployments]
     rows = np.repeat(np.arange(len(deployments)), each)
-    fleet = Fleet.of(deployments)[rows]
-    for part in (fleet, fleet.prompts):
-        if part is not None:
-            part.load["concurrency"] = np.concatenate([np.tile(loads, len(chunks)) for loads in grid])
-            part.load["chunk"] = np.tile(np.repeat(np.array(chunks, float), LOADS), len(deployments))
-    loop = Loop.calibrated(fleet, {name: column[rows] for name, column in resolved.items()})
-    solved = _columns(loop)
+    loads = np.concatenate([np.tile(loads, len(chunks)) for loads in grid])
+    pieces = np.tile(np.repeat(np.array(chunks, float), LOADS), len(deployments))
+    loop = Loop.calibrated(
+        at_loads(Fleet.of(deployments), rows, loads, pieces), {name: column[rows] for name, column in resolved.items()}
+    )
+    at = np.repeat(np.arange(len(deployments)), LOADS)
+    factors = {metric: np.exp(corrected.log(metric, at, np.concatenate(grid))) for metric in METRICS}
+    everywhere = {
+        metric: np.tile(one.reshape(-1, 1, LOADS), (1, len(chunks), 1)).ravel() for metric, one in factors.items()
+    }
+    solved = _columns(loop, everywhere)
     shaped = {name: column.reshape(len(deployments), len(chunks), LOADS) for name, column in solved.items()}
     return [
         Curve(deployment, grid[i], {
@@ -187,20 +183,26 @@ def measured_curve(timing: Timing, deployment: Deployment) -> Curve:
     return Curve(deployment, grid, {loads[-1].chunk: columns})
 
 
-def _columns(loop: Loop) -> Columns:
-    """What a `Curve` holds of a solved loop."""
+def _columns(loop: Loop, factors: Columns) -> Columns:
+    """What a `Curve` holds of a solved loop, whose times of each metric measured runs correct by `factors`."""
     q, k = loop.q, loop.k
     solved = loop.tokens()
     decodes, chunk = loop.decoding(solved["batch"]), np.minimum(q["chunk"], q["fresh"])
-    first: Any = k["front"] + (1 + k["prompt_extra"]) * solved["own"] + solved["decode"]
-    # Monotone but for rounding: more in flight do not go slower in all, nor faster each.
-    rate = np.maximum.accumulate(
-        (q["concurrency"] / (first + q["output"] * solved["tpot"])).reshape(-1, LOADS), axis=1
-    ).ravel()
+    first = _never_falling(factors["ttft"] * (k["front"] + (1 + k["prompt_extra"]) * solved["own"] + solved["decode"]))
+    slower = factors["tpot"]
+    # Monotone but for rounding and corrections: more in flight do not go slower in all, nor faster each.
+    tpot = _never_falling(slower * solved["tpot"])
+    full = slower * loop.model.predict(mixed_step(decodes, loop.piece(chunk)))
+    ttft = factors["ttft"] * loop.first_token(solved, k)
     return {
-        "tpot": solved["tpot"], "ttft": loop.first_token(solved, k), "decode": solved["decode"], "own": solved["own"],
-        "first": first, "rate": rate, "full": loop.model.predict(mixed_step(decodes, loop.piece(chunk))),
+        "tpot": tpot, "ttft": ttft, "decode": slower * solved["decode"], "own": solved["own"], "first": first,
+        "rate": _never_falling(q["concurrency"] / (first + q["output"] * tpot)), "full": full,
     }  # fmt: skip
+
+
+def _never_falling(column: np.ndarray) -> np.ndarray:
+    """With load."""
+    return np.maximum.accumulate(column.reshape(-1, LOADS), axis=1).ravel()
 
 
 def most(at: Callable[[float], ReplicaLoad]) -> tuple[float, str]:

@@ -71,8 +71,8 @@ def _recipes() -> dict[Described, dict[int, list[Recipe]]]:
                 continue  # the blank twin of a recipe that says it
             recipe = Recipe(*decode, prefill, int(row["draft_tokens"]), row["image"])
             run = Described(
-                row["model"], row["hardware"], row["engine"], row["precision"], int(row["isl"]), int(row["osl"]),
-                row["disaggregated"] == "1",
+                row["model"].removesuffix(f"-{row['precision']}"), row["hardware"], row["engine"], row["precision"],
+                int(row["isl"]), int(row["osl"]), row["disaggregated"] == "1",
             )  # fmt: skip
             same = found.setdefault(run, {})
             same.setdefault(int(row["concurrency"]), []).append(recipe)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,10 +11,12 @@ import numpy as np
 
 from headway.core.errors import BadInput
 from headway.plan.answers import Counted, Errors, Group, Score
-from headway.plan.load import CHUNKS, but_load, curves
+from headway.plan.load import CHUNKS, curves
 from headway.plan.runs import PublicRun, read_runs
 from headway.roofline.calibrate import Calibration, Estimate, calibration
 from headway.roofline.deployment import Deployment
+from headway.roofline.residual import Correction
+from headway.roofline.served import but_load
 from headway.roofline.timing import Range
 
 MODELS = ("estimate", "search")
@@ -24,6 +26,7 @@ def score(
     file: Path,
     model: str = "estimate",
     known: Calibration | None = None,
+    corrections: Mapping[str, Correction] | None = None,
 ) -> Score:
     """Errors of every prediction against a table of runs: those of `plan estimate`, or of what `plan search` ranks by.
 
@@ -33,7 +36,9 @@ def score(
     if model not in MODELS:
         raise BadInput("--model", f"{model!r}; accepted: {', '.join(MODELS)}")
     runs, skipped = read_runs(file)
-    estimates = (known or calibration()).predict_all([run.deployment for run in runs], [run.doubt for run in runs])
+    estimates = (known or calibration()).predict_all(
+        [run.deployment for run in runs], [run.doubt for run in runs], corrections
+    )
     if model == "search":
         estimates = searched([run.deployment for run in runs], estimates)
     kinds = {kind: [i for i, run in enumerate(runs) if run.deployment.kind == kind] for kind in ("dense", "moe")}

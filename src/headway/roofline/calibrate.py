@@ -6,7 +6,7 @@ beside this file, written by `benchmarks/fit_planner.py` and by nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import exp
 from pathlib import Path
@@ -18,11 +18,12 @@ from headway.roofline.collectives import AllReduce
 from headway.roofline.constants import family, resolve
 from headway.roofline.deployment import Deployment
 from headway.roofline.loop import PARTS, Columns, Fleet, Loop, constants
+from headway.roofline.residual import Correction, corrections
+from headway.roofline.served import METRICS, served
 from headway.roofline.step import Efficiency
 from headway.roofline.timing import Range
 
 FILE = Path(__file__).with_name("calibration.json")
-METRICS = ("tpot", "ttft")
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -66,8 +67,9 @@ class Calibration(msgspec.Struct, frozen=True):
     Attributes:
         source: provenance: file, rows, date, licence.
         offsets: kind of model -> constant -> level label -> offset (see `constants.py`).
-        spread: metric -> class of deployment -> (10th, 90th percentile of log(measured / predicted)), from runs left
-            out of the fit. The class says dense or moe, and what is new about the deployment.
+        spread: metric -> class of deployment -> (10th, 90th percentile of log(measured / predicted) over the deviation
+            that the correction expects), from runs left out of the fit. The class says dense or moe, and what is new
+            about the deployment.
         region: where it may be used.
     """
 
@@ -80,43 +82,50 @@ class Calibration(msgspec.Struct, frozen=True):
         """The estimate for one deployment, or its bound with the reason for abstaining."""
         return self.predict_all([deployment])[0]
 
-    def predict_all(self, deployments: Sequence[Deployment], doubts: Sequence[str] = ()) -> list[Estimate]:
-        """The same for many: one evaluation of arrays. `doubts`: further reasons to abstain, "" for none."""
+    def predict_all(
+        self,
+        deployments: Sequence[Deployment],
+        doubts: Sequence[str] = (),
+        known: Mapping[str, Correction] | None = None,
+    ) -> list[Estimate]:
+        """The same for many: one evaluation of arrays. `doubts`: further reasons to abstain, "" for none. `known`:
+        corrections in place of the committed ones."""
         if not deployments:
             return []
         reasons = [self.outside(deployment) for deployment in deployments]
         reasons = [doubt or reason for doubt, reason in zip(doubts or [""] * len(reasons), reasons, strict=True)]
-        fleet = Fleet.of(deployments)
-        bounds = Loop.bound(fleet).solve()
-        loop = Loop.calibrated(fleet, resolve(self.offsets, deployments))
-        found = loop.solve()
-        found |= loop.parts(found)
+        bounds = Loop.bound(Fleet.of(deployments)).solve()
+        inside = [index for index, reason in enumerate(reasons) if not reason]
+        known = corrections() if known is None else known
+        found = served(self.offsets, [deployments[index] for index in inside], known)
+        at = {index: row for row, index in enumerate(inside)}
         return [
-            self._estimate(deployment, reason, bounds, found, index)
+            self._estimate(deployment, reason, bounds, found, index, at.get(index, -1))
             for index, (deployment, reason) in enumerate(zip(deployments, reasons, strict=True))
         ]
 
     def _estimate(
-        self,
-        deployment: Deployment,
-        reason: str,
-        bounds: Columns,
-        found: Columns,
-        index: int,
+        self, deployment: Deployment, reason: str, bounds: Columns, found: Columns, index: int, row: int
     ) -> Estimate:
+        """Of one: `index` among the bounds, `row` among what was found."""
         floor_tpot, floor_ttft = (float(bounds[metric][index]) for metric in METRICS)
         if reason:
             return Estimate("bound", floor_tpot, floor_ttft, reason=reason)
-        middle = [float(found[metric][index]) for metric in METRICS]
-        factors = [self.range(metric, deployment) for metric in METRICS]
-        tpot, ttft = (Range(p50 * low, p50, p50 * high) for p50, (low, high) in zip(middle, factors, strict=True))
-        terms = {name: float(found[name][index]) for name in PARTS}
+
+        def around(metric: str, floor: float) -> Range:
+            middle = max(floor, float(found[metric][row]))
+            low, high = self.range(metric, deployment, float(found[f"deviation_{metric}"][row]))
+            return Range(middle * low, middle, middle * high)
+
+        tpot, ttft = around("tpot", floor_tpot), around("ttft", floor_ttft)
+        scale = tpot.p50 / float(found["tpot"][row])
+        terms = {name: scale * float(found[name][row]) for name in PARTS}
         return Estimate("estimate", floor_tpot, floor_ttft, tpot, ttft, terms=terms)
 
-    def range(self, metric: str, deployment: Deployment) -> tuple[float, float]:
-        """p10 and p90 over the estimate."""
+    def range(self, metric: str, deployment: Deployment, deviation: float) -> tuple[float, float]:
+        """p10 and p90 over the estimate, whose logarithm is expected to be so far off."""
         low, high = self.spread[metric][spread_class(deployment, novelty(deployment, self.region))]
-        return exp(low), exp(high)
+        return exp(low * deviation), exp(high * deviation)
 
     def outside(self, deployment: Deployment) -> str:
         """Why this deployment is outside the validated region; "" if it is inside."""
