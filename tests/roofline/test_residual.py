@@ -98,3 +98,10 @@ def test_corrections_go_by_kind_of_model_and_load():
     assert found.log("tpot").tolist() == pytest.approx([0.2, 0.0], abs=0.01)
     loads = np.array([1.0, 64.0])
     assert found.log("tpot", np.array([0, 0]), loads).tolist() == pytest.approx([0.1, -0.1], abs=0.01)
+
+
+def test_a_group_without_runs_is_left_to_the_physics():
+    others = [deployment(8.0, "sglang"), msgspec.structs.replace(deployment(8.0), precision="bf16")]
+    found = Corrected([deployment(8.0), *others], {"dense": correction(RUNS, LOGS)})
+    assert found.known.tolist() == [True, False, False]
+    assert found.log("tpot").tolist() == pytest.approx([0.2, 0.0, 0.0], abs=0.01)

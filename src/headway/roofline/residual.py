@@ -2,8 +2,9 @@
 
 The logarithm of measured over predicted is taken as a Gaussian process over what a deployment is: logarithms of load,
 lengths, GPUs and parallelism, drafts, and names (model, engine, device, precision...), with a distance of its own for
-each. Deployments like measured ones are corrected as those were; far from all of them the correction is nothing and its
-deviation the whole spread, so that a range is as wide as the ignorance.
+each. Deployments like measured ones are corrected as those were; the deviation grows with the distance from them, so
+that a range is as wide as the ignorance. Only groups (model, device, engine and precision) that were measured are
+corrected: runs of other groups say nothing of one that was left out, or worse (docs/accuracy-planner.md).
 
     k(x, y) = spread^2 (1 + r) exp(-r),  r = sqrt(3 sum (reach_j (x_j - y_j))^2)     Matern 3/2; names differ by 0 or 1
     correction = sum_i weight_i k(x, x_i)                     over the measured runs, weights solved by the fit
@@ -61,6 +62,7 @@ LABELS: dict[str, Callable[[Deployment], str]] = {
     "drafting": lambda d: "unrecorded" if d.drafts is None else "some" if d.drafts else "none",
 }
 LOAD = list(NUMBERS).index("concurrency")
+GROUP = [list(LABELS).index(name) for name in ("model", "device", "engine", "precision")]
 
 
 def alike(squares: Any, exp: Callable[[Any], Any] = np.exp) -> Any:
@@ -140,6 +142,12 @@ class Correction:
     def places(self, deployments: Sequence[Deployment]) -> np.ndarray:
         """Coordinates of deployments; the column `LOAD` is the logarithm (base 2) of their load."""
         return spread_out(self.points, *described(deployments, self.points.known))
+
+    def measured(self, deployments: Sequence[Deployment]) -> np.ndarray:
+        """Whether there are runs of each one's group."""
+        groups = {tuple(names[i] for i in GROUP) for names in self.points.names}
+        _, named = described(deployments, self.points.known)
+        return np.array([tuple(names[i] for i in GROUP) in groups for names in named], bool)
 
     def log(self, metric: str, places: np.ndarray) -> np.ndarray:
         """The correction: logarithm of what is to be expected over what the physics predicts."""

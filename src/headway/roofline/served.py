@@ -22,15 +22,22 @@ CAUTION = 0.5  # of TTFT's variance: the estimate that errs least is below the m
 
 
 class Corrected:
-    """Corrections of deployments, which may be of both kinds, by row."""
+    """Corrections of deployments, which may be of both kinds, by row.
+
+    Attributes:
+        known: of each, whether runs of its group were measured; others are left to the physics.
+    """
 
     def __init__(self, deployments: Sequence[Deployment], corrections: Mapping[str, Correction]) -> None:
         self.count = len(deployments)
+        self.known = np.zeros(self.count, bool)
         self.parts: list[tuple[Correction, np.ndarray, np.ndarray]] = []
         for kind, correction in corrections.items():
             rows = np.array([i for i, d in enumerate(deployments) if d.kind == kind], int)
             if len(rows):
-                self.parts.append((correction, rows, correction.places([deployments[i] for i in rows])))
+                mine = [deployments[i] for i in rows]
+                self.known[rows] = correction.measured(mine)
+                self.parts.append((correction, rows, correction.places(mine)))
 
     def log(self, metric: str, rows: np.ndarray | None = None, loads: np.ndarray | None = None) -> np.ndarray:
         """The correction of `rows` (all of them) at their own loads, or at others."""
@@ -44,7 +51,7 @@ class Corrected:
             if loads is not None:
                 at[:, LOAD] = np.log2(loads[chosen])
             found[chosen] = correction.log(metric, at)
-        return found
+        return np.where(self.known[wanted], found, 0.0)
 
     def deviation(self, metric: str) -> np.ndarray:
         """Standard deviation of each one's logarithm."""
@@ -106,7 +113,7 @@ def served(offsets: Offsets, deployments: Sequence[Deployment], corrections: Map
     solved, corrected = loop.solve(), Corrected(deployments, corrections)
     found = {f"deviation_{metric}": corrected.deviation(metric) for metric in METRICS}
     found["tpot"] = tokens(offsets, deployments, corrections)
-    below = CAUTION * found["deviation_ttft"] ** 2
+    below = np.where(corrected.known, CAUTION * found["deviation_ttft"] ** 2, 0.0)
     found["ttft"] = solved["ttft"] * np.exp(corrected.log("ttft") - below)
     gain = found["tpot"] / solved["tpot"]
     return found | {name: gain * part for name, part in loop.parts(solved).items()}
