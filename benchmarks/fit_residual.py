@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import torch
 
-from headway.roofline.residual import LABELS, NUMBERS, Correction, Fit, Points, alike, reaches, spread_out, squares
+from headway.roofline.residual import LABELS, NUMBERS, Correction, Points, Process, alike, reaches, spread_out, squares
 
 SAMPLE, STEPS, RATE = 280, 32, 0.16  # runs to learn from; steps of Adam and their size
 USUAL_REACH, FREE = 0.3, 1.0  # prior of a reach: its typical value and the spread of its logarithm
@@ -67,7 +67,7 @@ def unlikely(gram: torch.Tensor, target: torch.Tensor, members: Sequence[Sequenc
     return cost
 
 
-def condition(points: Points, logs: np.ndarray, votes: np.ndarray, learned: Learned) -> Fit:
+def condition(points: Points, logs: np.ndarray, votes: np.ndarray, learned: Learned) -> Process:
     """The weights of the rows, all of which have a vote; those that contradict all others are left less of it."""
     reach, spread, noise = learned
     places = spread_out(points, points.numbers, points.names) * reaches(points, reach)
@@ -77,7 +77,7 @@ def condition(points: Points, logs: np.ndarray, votes: np.ndarray, learned: Lear
     contradicted = (inverse @ logs) ** 2 / np.diagonal(inverse)
     shares = votes * np.maximum((TAILS + 1) / (TAILS + contradicted.clip(1.0)), LEAST)
     weights = np.linalg.solve(gram + np.diag(noise**2 / shares), logs)
-    return Fit(
+    return Process(
         {name: float(f"{value:.3g}") for name, value in reach.items()}, round(spread, 4), round(noise, 4),
         [float(f"{value:.6g}") for value in weights], [round(float(value), 3) for value in shares],
     )  # fmt: skip

@@ -12,8 +12,8 @@ from headway.roofline.residual import (
     LABELS,
     NUMBERS,
     Correction,
-    Fit,
     Points,
+    Process,
     alike,
     corrections,
     reaches,
@@ -38,7 +38,7 @@ def correction(deployments: list[Deployment], logs: list[float]) -> Correction:
     places = spread_out(points, points.numbers, points.names) * reaches(points, reach)
     gram = SPREAD**2 * alike(squares(places, places)) + NOISE**2 * np.eye(len(places))
     weights = np.linalg.solve(gram, logs).tolist()
-    return Correction(points, {"tpot": Fit(reach, SPREAD, NOISE, weights, [1.0] * len(logs))})
+    return Correction(points, {"tpot": Process(reach, SPREAD, NOISE, weights, [1.0] * len(logs))})
 
 
 RUNS = [deployment(load) for load in (1.0, 8.0, 64.0)]
@@ -100,8 +100,11 @@ def test_corrections_go_by_kind_of_model_and_load():
     assert found.log("tpot", np.array([0, 0]), loads).tolist() == pytest.approx([0.1, -0.1], abs=0.01)
 
 
-def test_a_group_without_runs_is_left_to_the_physics():
-    others = [deployment(8.0, "sglang"), msgspec.structs.replace(deployment(8.0), precision="bf16")]
-    found = Corrected([deployment(8.0), *others], {"dense": correction(RUNS, LOGS)})
-    assert found.known.tolist() == [True, False, False]
-    assert found.log("tpot").tolist() == pytest.approx([0.2, 0.0, 0.0], abs=0.01)
+def test_what_no_run_is_like_is_left_to_the_physics():
+    other = msgspec.structs.replace(deployment(8.0, "sglang"), precision="bf16")
+    crossed = msgspec.structs.replace(deployment(8.0), precision="bf16")  # both names were measured, but not together
+    dense = correction([*RUNS, other], [*LOGS, 0.3])
+    found = Corrected([deployment(8.0), crossed, deployment(8.0, "trtllm")], {"dense": dense})
+    assert found.known["tpot"].tolist() == [True, True, False]
+    assert found.known["ttft"].tolist() == [True, False, False]
+    assert found.log("tpot")[2] == 0 != found.log("tpot")[1]

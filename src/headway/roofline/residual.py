@@ -3,8 +3,9 @@
 The logarithm of measured over predicted is taken as a Gaussian process over what a deployment is: logarithms of load,
 lengths, GPUs and parallelism, drafts, and names (model, engine, device, precision...), with a distance of its own for
 each. Deployments like measured ones are corrected as those were; the deviation grows with the distance from them, so
-that a range is as wide as the ignorance. Only groups (model, device, engine and precision) that were measured are
-corrected: runs of other groups say nothing of one that was left out, or worse (docs/accuracy-planner.md).
+that a range is as wide as the ignorance. A time per token is corrected where each name of its group (model,
+device, engine, precision) was measured, a time to first token only where that very group was: of others, runs say
+nothing that holds, or worse (docs/accuracy-planner.md).
 
     k(x, y) = spread^2 (1 + r) exp(-r),  r = sqrt(3 sum (reach_j (x_j - y_j))^2)     Matern 3/2; names differ by 0 or 1
     correction = sum_i weight_i k(x, x_i)                     over the measured runs, weights solved by the fit
@@ -71,7 +72,7 @@ def alike(squares: Any, exp: Callable[[Any], Any] = np.exp) -> Any:
     return (1 + r) * exp(-r)
 
 
-class Fit(msgspec.Struct, frozen=True):
+class Process(msgspec.Struct, frozen=True):
     """A metric's process: `reach` of each number and name (one over the distance that matters), `spread` of corrections
     and `noise` of a run, as logarithms; of each measured run its `weights` and `votes` (how many runs it stands for,
     less where it contradicts all others)."""
@@ -132,7 +133,7 @@ def squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 class Correction:
     """The process of one kind of model, for any deployments of it."""
 
-    def __init__(self, points: Points, fits: dict[str, Fit]) -> None:
+    def __init__(self, points: Points, fits: dict[str, Process]) -> None:
         self.points, self.fits = points, fits
 
     @cached_property
@@ -143,11 +144,15 @@ class Correction:
         """Coordinates of deployments; the column `LOAD` is the logarithm (base 2) of their load."""
         return spread_out(self.points, *described(deployments, self.points.known))
 
-    def measured(self, deployments: Sequence[Deployment]) -> np.ndarray:
-        """Whether there are runs of each one's group."""
+    def measured(self, metric: str, deployments: Sequence[Deployment]) -> np.ndarray:
+        """Whether there are runs to correct each one by."""
         groups = {tuple(names[i] for i in GROUP) for names in self.points.names}
+        known = [{group[i] for group in groups} for i in range(len(GROUP))]
         _, named = described(deployments, self.points.known)
-        return np.array([tuple(names[i] for i in GROUP) in groups for names in named], bool)
+        mine = [tuple(names[i] for i in GROUP) for names in named]
+        if metric == "ttft":
+            return np.array([group in groups for group in mine], bool)
+        return np.array([all(name in seen for name, seen in zip(group, known, strict=True)) for group in mine], bool)
 
     def log(self, metric: str, places: np.ndarray) -> np.ndarray:
         """The correction: logarithm of what is to be expected over what the physics predicts."""
@@ -179,21 +184,21 @@ class Correction:
         return found
 
 
-class Stored(msgspec.Struct, frozen=True):
+class Recorded(msgspec.Struct, frozen=True):
     """One kind of model in the file."""
 
     points: Points
-    fits: dict[str, Fit]
+    fits: dict[str, Process]
 
 
 @cache
 def corrections(path: Path = FILE) -> dict[str, Correction]:
     """The committed corrections by kind of model."""
-    stored = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=dict[str, Stored])
+    stored = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=dict[str, Recorded])
     return {kind: Correction(one.points, one.fits) for kind, one in stored.items()}
 
 
 def save(found: dict[str, Correction], path: Path = FILE) -> None:
     """Write what `corrections` reads."""
-    stored = {kind: Stored(one.points, one.fits) for kind, one in found.items()}
+    stored = {kind: Recorded(one.points, one.fits) for kind, one in found.items()}
     path.write_bytes(gzip.compress(msgspec.json.encode(stored), 9, mtime=0))

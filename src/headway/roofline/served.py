@@ -25,18 +25,19 @@ class Corrected:
     """Corrections of deployments, which may be of both kinds, by row.
 
     Attributes:
-        known: of each, whether runs of its group were measured; others are left to the physics.
+        known: by metric, which have runs to be corrected by; others are left to the physics.
     """
 
     def __init__(self, deployments: Sequence[Deployment], corrections: Mapping[str, Correction]) -> None:
         self.count = len(deployments)
-        self.known = np.zeros(self.count, bool)
+        self.known = {metric: np.zeros(self.count, bool) for metric in METRICS}
         self.parts: list[tuple[Correction, np.ndarray, np.ndarray]] = []
         for kind, correction in corrections.items():
             rows = np.array([i for i, d in enumerate(deployments) if d.kind == kind], int)
             if len(rows):
                 mine = [deployments[i] for i in rows]
-                self.known[rows] = correction.measured(mine)
+                for metric, known in self.known.items():
+                    known[rows] = correction.measured(metric, mine)
                 self.parts.append((correction, rows, correction.places(mine)))
 
     def log(self, metric: str, rows: np.ndarray | None = None, loads: np.ndarray | None = None) -> np.ndarray:
@@ -51,7 +52,7 @@ class Corrected:
             if loads is not None:
                 at[:, LOAD] = np.log2(loads[chosen])
             found[chosen] = correction.log(metric, at)
-        return np.where(self.known[wanted], found, 0.0)
+        return np.where(self.known[metric][wanted], found, 0.0)
 
     def deviation(self, metric: str) -> np.ndarray:
         """Standard deviation of each one's logarithm."""
@@ -113,7 +114,7 @@ def served(offsets: Offsets, deployments: Sequence[Deployment], corrections: Map
     solved, corrected = loop.solve(), Corrected(deployments, corrections)
     found = {f"deviation_{metric}": corrected.deviation(metric) for metric in METRICS}
     found["tpot"] = tokens(offsets, deployments, corrections)
-    below = np.where(corrected.known, CAUTION * found["deviation_ttft"] ** 2, 0.0)
+    below = np.where(corrected.known["ttft"], CAUTION * found["deviation_ttft"] ** 2, 0.0)
     found["ttft"] = solved["ttft"] * np.exp(corrected.log("ttft") - below)
     gain = found["tpot"] / solved["tpot"]
     return found | {name: gain * part for name, part in loop.parts(solved).items()}
