@@ -231,7 +231,7 @@ def test_every_answer_says_what_it_assumes(capsys: pytest.CaptureFixture[str]) -
     levers = " ".join(plan(["levers", *STEP[1:]], capsys).split())
     assert "accepted with 80% (--acceptance) and costs 5% of a step (--draft-cost)" in levers
     assert "if 80% are accepted" in levers
-    cost = plan(["cost", *STEP[1:]], capsys)
+    cost = " ".join(plan(["cost", *STEP[1:]], capsys).split())
     assert "per GPU-hour, typical of $1.30 to $5.00 seen by 2026-05 (--price)" in cost
     for verb in ("step", "prefill", "frontier", "capacity", "tp", "ratio", "explain", "estimate"):
         found = answer([verb, *STEP[1:]], capsys)["assumptions"]

@@ -93,7 +93,7 @@ def test_messages_between_nodes_take_longer():
     wide = [
         calibration().predict(deployment("llama-3.1-70b", name, gpus=16, concurrency=4.0)) for name in ("h200", "gb200")
     ]
-    assert wide[0].terms["all_reduce"] > 3 * wide[1].terms["all_reduce"]
+    assert wide[0].terms["all_reduce"] > 2.5 * wide[1].terms["all_reduce"]
 
 
 @pytest.mark.parametrize(
