@@ -212,16 +212,16 @@ class Fitter:
     ) -> Correction:
         return fitted(self.points, self.logs(theta), votes, learned)
 
-    def left_out(self, folds: Sequence[Hashable], known: dict[str, Learned] | None = None) -> Columns:
+    def left_out(self, folds: Sequence[Hashable]) -> Columns:
         """What every run is predicted to take by fits without its fold: seconds and deviation of each metric, and the
-        `physics_` seconds. `known`: how far corrections reach, where it is not to be learned anew."""
+        `physics_` seconds."""
         found: Columns = {}
         for part in range(LEARNINGS):
             mine = sorted({fold for fold in folds if _parted(fold, LEARNINGS) == part}, key=str)
             if not mine:
                 continue
             votes = np.where([fold in mine for fold in folds], 0.0, self.votes)
-            learned = known or self.learn(votes, self.fit(votes))
+            learned = self.learn(votes, self.fit(votes))
             for fold in mine:
                 out = np.array([one == fold for one in folds])
                 votes = np.where(out, 0.0, self.votes)

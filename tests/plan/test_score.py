@@ -17,7 +17,6 @@ from headway.core.errors import BadInput
 from headway.plan.answers import Errors
 from headway.plan.runs import NEEDED, read_runs
 from headway.plan.score import score
-from headway.roofline.residual import corrections
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "benchmarks" / "data" / "silicon_runs.csv.gz"
@@ -206,8 +205,6 @@ def fit(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_leaving_groups_out_still_meets_the_committed_error(kind, fit):
     runs = [run for run in read_runs(TABLE)[0] if run.deployment.kind == kind and run.deployment.fits]
     fitter = fit.Fitter([run for run in runs if not run.doubt])
-    committed = {name: (one.reach, one.spread, one.noise) for name, one in corrections()[kind].fits.items()}
-    found = fitter.left_out([fit.FOLDS["group"](run) for run in fitter.runs], committed)
+    found = fitter.left_out([fit.FOLDS["group"](run) for run in fitter.runs])
     error = np.abs(found["tpot"] / fitter.measured["tpot"] - 1)
-    # the page's corrections reach as far as was learned without the fold, these as far as all runs say
-    assert 100 * error.mean() <= page_rows()[f"TPOT, {kind}, group left out"][1] + 1.0
+    assert 100 * error.mean() <= page_rows()[f"TPOT, {kind}, group left out"][1] + 0.3

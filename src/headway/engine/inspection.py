@@ -16,7 +16,7 @@ from headway.core.errors import BadInput
 from headway.core.request import SamplingParams
 from headway.model.load import OpenModel
 from headway.ops.paged import attention_weights
-from headway.ops.protocol import CacheLayout, GroupBatch, StepBatch
+from headway.ops.protocol import CacheLayout, StepBatch
 from headway.ops.reference import ReferenceBackend, ReferenceOps
 from headway.sampling.select import largest
 from headway.sampling.trace import Trace, row_before, trace
@@ -170,15 +170,7 @@ def _steps(
     """The prompt, then token after token, as they are drawn."""
     start = 0
     while True:
-        ids = seen.tokens[start:]
-        positions = np.arange(start, len(seen.tokens), dtype=np.int32)
-        table = np.arange(blocks, dtype=np.int32)[None]
-        view = GroupBatch(table, positions.astype(np.int64))
-        yield StepBatch(
-            ids=np.array(ids, np.int32), positions=positions, query_start=np.array([0, len(ids)], np.int32),
-            kv_len=np.array([len(seen.tokens)], np.int32), groups=(view,) * groups,
-            logit_index=np.arange(len(ids), dtype=np.int32), adapter=np.zeros(1, np.int32),
-        )  # fmt: skip
+        yield StepBatch.alone(seen.tokens[start:], start, blocks, groups)
         start = len(seen.tokens)
         if not params.max_tokens:
             return

@@ -13,7 +13,7 @@ import numpy as np
 from headway.core.errors import BadInput
 from headway.model.load import Model, load
 from headway.model.source import DEFAULT_MODEL, Progress
-from headway.ops.protocol import Backend, CacheLayout, GroupBatch, StepBatch
+from headway.ops.protocol import Backend, CacheLayout, StepBatch
 from headway.text.tokenizer import Tokenizer
 
 BLOCK = 32
@@ -88,19 +88,7 @@ class Scored:
 
     def logits(self, ids: Sequence[int], first: int) -> np.ndarray:
         """float32 [len(ids), vocab] of ids at positions from `first` on, whose predecessors have been computed."""
-        positions = np.arange(first, first + len(ids), dtype=np.int32)
-        view = GroupBatch(np.arange(self._blocks, dtype=np.int32)[None], positions.astype(np.int64))
-        return self._program.run(
-            StepBatch(
-                ids=np.array(ids, np.int32),
-                positions=positions,
-                query_start=np.array([0, len(ids)], np.int32),
-                kv_len=np.array([first + len(ids)], np.int32),
-                groups=(view,) * len(self.model.shape.groups),
-                logit_index=np.arange(len(ids), dtype=np.int32),
-                adapter=np.zeros(1, np.int32),
-            )
-        ).rows
+        return self._program.run(StepBatch.alone(ids, first, self._blocks, len(self.model.shape.groups))).rows
 
 
 def quality(

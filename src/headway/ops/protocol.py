@@ -108,6 +108,22 @@ class StepBatch:
     known: np.ndarray | None = None
     pool_index: np.ndarray = field(default_factory=lambda: NO_ROWS)
 
+    @classmethod
+    def alone(cls, ids: Sequence[int], first: int, blocks: int, groups: int) -> StepBatch:
+        """One sequence's tokens at positions from `first` on, all their logits wanted; the cache of each KV group holds
+        it in blocks 0 to `blocks`, in order."""
+        positions = np.arange(first, first + len(ids), dtype=np.int32)
+        view = GroupBatch(np.arange(blocks, dtype=np.int32)[None], positions.astype(np.int64))
+        return cls(
+            ids=np.array(ids, np.int32),
+            positions=positions,
+            query_start=np.array([0, len(ids)], np.int32),
+            kv_len=np.array([first + len(ids)], np.int32),
+            groups=(view,) * groups,
+            logit_index=np.arange(len(ids), dtype=np.int32),
+            adapter=np.zeros(1, np.int32),
+        )
+
 
 class AdapterSlots(Protocol):
     """Low-rank matrices of one linear layer, by the number of their adapter (`StepBatch.adapter`). Changed between

@@ -1,4 +1,4 @@
-import { Chart, legend } from "./chart.js";
+import { Chart, clearedPen, legend } from "./chart.js";
 import { colour, digits, duration, h, icon } from "./kit.js";
 import { HARDWARE, MODEL, widePanel } from "./panel.js";
 
@@ -65,17 +65,8 @@ export const traffic = {
     }
 
     function draw(now) {
-      const width = canvas.clientWidth;
-      const scale = devicePixelRatio || 1;
       const height = Math.max(12, Math.min(40, answer.rows)) * ROW + 8;
-      if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
-        canvas.width = Math.round(width * scale);
-        canvas.height = Math.round(height * scale);
-        canvas.style.height = `${height}px`;
-      }
-      const pen = canvas.getContext("2d");
-      pen.setTransform(scale, 0, 0, scale, 0, 0);
-      pen.clearRect(0, 0, width, height);
+      const [pen, width] = clearedPen(canvas, height);
       const waiting = answer.requests.filter((one) => one.at <= now && now < one.admitted);
       const running = answer.requests.filter((one) => one.admitted <= now && now < one.end);
       for (const number of [...seats.keys()]) if (!running.some((one) => one.n === number)) seats.delete(number);

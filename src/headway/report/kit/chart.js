@@ -101,3 +101,18 @@ export function legend(series) {
   }
   return list;
 }
+
+/** [what draws on a canvas of this height, its width], in CSS pixels and sharp on any screen; the canvas is cleared. */
+export function clearedPen(canvas, height) {
+  const width = canvas.clientWidth;
+  const scale = devicePixelRatio || 1;
+  if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
+    canvas.width = Math.round(width * scale);
+    canvas.height = Math.round(height * scale);
+    canvas.style.height = `${height}px`;
+  }
+  const pen = canvas.getContext("2d");
+  pen.setTransform(scale, 0, 0, scale, 0, 0);
+  pen.clearRect(0, 0, width, height);
+  return [pen, width];
+}

@@ -1,6 +1,6 @@
 // The live page: what a running engine holds and does, ten times a second.
 
-import { Chart, legend } from "./chart.js";
+import { Chart, clearedPen, legend } from "./chart.js";
 import { History } from "./history.js";
 import { ask, colour, digits, dollars, duration, h, percent, serverEvents, themeButton, toast } from "./kit.js";
 
@@ -97,20 +97,6 @@ function showCharts() {
 let cell = 0;
 let columns = 0;
 
-function context(canvas, height) {
-  const width = canvas.clientWidth;
-  const scale = devicePixelRatio || 1;
-  if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
-    canvas.width = Math.round(width * scale);
-    canvas.height = Math.round(height * scale);
-    canvas.style.height = `${height}px`;
-  }
-  const draw = canvas.getContext("2d");
-  draw.setTransform(scale, 0, 0, scale, 0, 0);
-  draw.clearRect(0, 0, width, height);
-  return [draw, width];
-}
-
 const palette = new Map();
 const paint = (name) => palette.get(name) ?? palette.set(name, colour(name)).get(name);
 addEventListener("themechange", () => { palette.clear(); show(); });
@@ -127,7 +113,7 @@ function showBlocks() {
   const width = $("blocks").clientWidth;
   cell = Math.max(3, Math.min(14, Math.floor(Math.sqrt((width * 170) / Math.max(1, states.length)))));
   columns = Math.max(1, Math.floor(width / cell));
-  const [draw] = context($("blocks"), Math.max(cell, Math.ceil(states.length / columns) * cell));
+  const [draw] = clearedPen($("blocks"), Math.max(cell, Math.ceil(states.length / columns) * cell));
   const counts = [0, 0, 0, 0];
   for (let block = 0; block < states.length; block += 1) {
     const state = Number(states[block]);
@@ -177,7 +163,7 @@ function showLanes() {
   const span = Number($("span").value);
   const begin = history.now - span;
   const lanes = [...history.requests.values()].filter((one) => (one.ended ?? Infinity) > begin).sort((a, b) => b.queued - a.queued).slice(0, 24).reverse();
-  const [draw, width] = context($("lanes"), Math.max(2, lanes.length) * LANE + 4);
+  const [draw, width] = clearedPen($("lanes"), Math.max(2, lanes.length) * LANE + 4);
   const at = (time) => NAMES + (Math.max(0, time - begin) / span) * (width - NAMES);
   const bar = (from, to, y, kind) => {
     if (to <= begin) return;
