@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headway.core.events import (
@@ -26,7 +27,14 @@ from headway.core.events import (
 )
 from headway.core.folds import Totals
 from headway.core.step import Capabilities, Seconds, StepShape
-from headway.engine.event_file import MOST_LINE_BYTES, EventFileError, EventWriter, read_events, read_header
+from headway.engine.event_file import (
+    MOST_LINE_BYTES,
+    EventFileError,
+    EventWriter,
+    ServerEventWriter,
+    read_events,
+    read_header,
+)
 
 LIMITS = Capabilities(block_size=4, blocks=(9,), windows=(None,), max_rows=2, max_tokens_per_step=8, max_model_len=20)
 SHAPE = StepShape(5, 2, 1, (9,), (12,), (4,), (4,))
@@ -183,3 +191,16 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, sentence: str) -> None
 def test_a_full_disk_is_said_before_anything_is_served() -> None:
     with pytest.raises(EventFileError, match="/dev/full: the event log cannot be written: No space left on device"):
         EventWriter(Path("/dev/full"), Header(limits=LIMITS, policy="chunked"))
+
+
+def test_a_log_with_a_long_header_keeps_the_one_before_it(tmp_path: Path) -> None:
+    """A header lists what is cached, and may be longer than the limit: until a step follows it, nothing is full."""
+    path, first = tmp_path / "log", Header(limits=LIMITS, policy="chunked")
+    writer = ServerEventWriter(path, first, max_bytes=400)
+    for event in EVENTS:
+        writer(event)
+    for _ in range(3):  # as a server does whenever no request is live
+        writer.rotate(lambda header: msgspec.structs.replace(header, config={"long": "x" * 2000}))
+    writer.close()
+    assert any(isinstance(event, Finished) for event in read_events(tmp_path / "log.1"))
+    assert list(read_events(path)) == []

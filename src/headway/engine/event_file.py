@@ -82,8 +82,9 @@ class EventWriter:
 
 class ServerEventWriter(EventWriter):
     """An `EventWriter` that a server outlives: when the disk is full it says so, cuts off what is incomplete, and only
-    counts from then on. Where it grew beyond `max_bytes` it begins anew as soon as no request is live; at twice that,
-    between any two steps.
+    counts from then on. Where the events after the header grew beyond `max_bytes` it begins anew as soon as no request
+    is live; at twice that, between any two steps. (The header lists the blocks that are cached: counted too, a long one
+    would push out the file before it, with nothing in it yet.)
 
     Attributes:
         lost: events that were not written.
@@ -94,7 +95,7 @@ class ServerEventWriter(EventWriter):
         self._max_bytes = max_bytes
         self._header = header
         super().__init__(path, header)
-        self._complete = self._file.tell()  # bytes up to the end of a step
+        self._mark()
 
     def __call__(self, event: AnyEvent) -> None:
         if self._file.closed:
@@ -104,7 +105,7 @@ class ServerEventWriter(EventWriter):
             super().__call__(event)
             if isinstance(event, StepDone):
                 self._complete = self._file.tell()
-                if self._complete >= 2 * self._max_bytes:
+                if self._complete - self._begun >= 2 * self._max_bytes:
                     self._begin_anew(
                         msgspec.structs.replace(self._header, step=event.step + event.steps, cache=(), midway=True)
                     )
@@ -114,7 +115,7 @@ class ServerEventWriter(EventWriter):
     def rotate(self, header: Callable[[Header], Header]) -> None:
         """Call it while no request is live: if the file is full, it becomes PATH.1, and a new one begins, with what
         `header` makes of the first header."""
-        if not self._file.closed and self._complete >= self._max_bytes:
+        if not self._file.closed and self._complete - self._begun >= self._max_bytes:
             self._begin_anew(header(self._header))
 
     def _begin_anew(self, header: Header) -> None:
@@ -122,9 +123,12 @@ class ServerEventWriter(EventWriter):
             super().close()
             os.replace(self._path, f"{self._path}.1")
             super().__init__(self._path, header)
-            self._complete = self._file.tell()
+            self._mark()
         except (EventFileError, OSError) as error:
             self._give_up(error)
+
+    def _mark(self) -> None:
+        self._begun = self._complete = self._file.tell()  # bytes of the header; up to the end of a step
 
     def close(self) -> None:
         if not self._file.closed:

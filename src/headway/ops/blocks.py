@@ -141,7 +141,7 @@ def _iq4_xs(data: np.ndarray) -> Groups:
 
 def _mxfp4(data: np.ndarray) -> Groups:
     exponent = data[:, :1].astype(np.int32) - 127
-    scale = np.where(exponent == 128, np.float32(np.nan), np.ldexp(np.float32(1), exponent))
+    scale = np.where(exponent == 128, np.float32(np.nan), np.ldexp(np.float32(1), np.minimum(exponent, 127)))
     return Groups(E2M1[_nibbles(data[:, 1:])], scale)
 
 
