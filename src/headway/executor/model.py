@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -52,6 +53,7 @@ class ModelExecutor:
         self._adapters = adapters
         self._grammars = grammars
         self._score = score
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="masks")  # starts with the first grammar
         self._limits = limits
         self._proposer = proposer
         self._mode = mode
@@ -76,6 +78,7 @@ class ModelExecutor:
     def close(self) -> None:
         """Forget rows and program; idempotent. The backend is its owner's to close."""
         self.reset()
+        self._aside.shutdown()
         self._program = None
 
     def submit(self, plan: StepPlan) -> int:
@@ -94,7 +97,12 @@ class ModelExecutor:
         layout = self._rows.lay_out(plan.work)
         prepared = time.perf_counter()
         assert self._program is not None, "the executor is closed"
+        drawing = [slot for work, slot in zip(plan.work, layout.slots.tolist(), strict=True) if work.sample]
+        bound = self._sampler.follows(drawing)
+        ahead = self._aside.submit(self._sampler.prepare, bound) if bound else None
         logits = self._program.run(layout.batch)
+        if ahead is not None:
+            ahead.result()
         computed = time.perf_counter()
         result = self._emit(plan, logits, layout)
         ended = time.perf_counter()

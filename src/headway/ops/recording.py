@@ -123,8 +123,8 @@ class RecordingBackend:
     def vocab(self, logits: AnyLogits) -> int:
         return self._inner.vocab(logits)
 
-    def mask(self, logits: AnyLogits, numbers: Sequence[int], masks: np.ndarray) -> Undo:
-        return self._inner.mask(logits, numbers, masks)
+    def mask(self, logits: AnyLogits, numbers: Sequence[int], masks: np.ndarray, undoable: bool) -> Undo | None:
+        return self._inner.mask(logits, numbers, masks, undoable)
 
     def draw(self, logits: AnyLogits, draws: Draws) -> np.ndarray:
         return self._inner.draw(logits, draws)

@@ -50,6 +50,10 @@ class Masking:
     rows: np.ndarray
     peaks: np.ndarray
 
+    @classmethod
+    def of(cls, logits: Logits, numbers: Sequence[int]) -> Masking:
+        return cls(numbers, logits.rows[numbers], logits.peaks[numbers])
+
     def undo(self, logits: Logits) -> None:
         logits.rows[self.numbers] = self.rows
         logits.peaks[self.numbers] = self.peaks
@@ -74,7 +78,7 @@ def adjust(logits: np.ndarray, row: RowState, position: int) -> np.ndarray:
 def mask_rows(logits: Logits, numbers: Sequence[int], masks: np.ndarray) -> Masking:
     """Forbid tokens: rows `numbers` of the logits may only draw what is set in uint32 [n, words], a bit per
     token, the lowest first. Peaks are kept true."""
-    before = Masking(numbers, logits.rows[numbers], logits.peaks[numbers])
+    before = Masking.of(logits, numbers)
     vocab = logits.rows.shape[1]
     masked = np.where(allowed(masks, vocab), before.rows, np.float32(-np.inf))
     logits.rows[numbers] = masked

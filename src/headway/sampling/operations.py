@@ -44,9 +44,9 @@ class LogitOps(Protocol):
         """One row, for looking at -> float32 [vocab]."""
         ...
 
-    def mask(self, logits: AnyLogits, numbers: Sequence[int], masks: np.ndarray) -> Undo:
-        """Forbid tokens: rows `numbers` may only draw what is set in uint32 [n, words], a bit per token, the
-        lowest first; a token behind them may not be drawn."""
+    def mask(self, logits: AnyLogits, numbers: Sequence[int], masks: np.ndarray, undoable: bool) -> Undo | None:
+        """Forbid tokens: rows `numbers`, each once, may only draw what is set in uint32 [n, words], a bit per token,
+        the lowest first; a token behind them may not be drawn. None = it cannot be undone, and need not be."""
         ...
 
     def draw(self, logits: AnyLogits, draws: Draws) -> np.ndarray:
@@ -76,7 +76,7 @@ class NumpyLogits:
     def row(self, logits: Logits, number: int) -> np.ndarray:
         return logits.rows[number]
 
-    def mask(self, logits: Logits, numbers: Sequence[int], masks: np.ndarray) -> Undo:
+    def mask(self, logits: Logits, numbers: Sequence[int], masks: np.ndarray, undoable: bool) -> Undo | None:
         return mask_rows(logits, numbers, masks)
 
     def draw(self, logits: Logits, draws: Draws) -> np.ndarray:

@@ -110,6 +110,11 @@ class RowState:
         holds = (len(self.held_ids) or params.bad_token_ids) and grammar is None
         self.adjusts = bool(counts_output or self.seen is not None or len(self.bias_ids) or holds)
 
+    def prepare(self) -> None:
+        """Have the grammar's next mask worked out, if the next token is the grammar's."""
+        if self.grammar is not None and not (self.thinking is not None and self.thinking.active):
+            self.grammar.compute()
+
     def mask(self, position: int, vocab: int) -> np.ndarray | None:
         """The tokens that may come next by its grammar, its reasoning and `allowed`, a bit each, the lowest first ->
         uint32 [words]; None = all.
@@ -127,7 +132,7 @@ class RowState:
             return self.allowed
         words = self.grammar.mask(self.forbidden(position))
         if thinking is not None and thinking.undecided:
-            words |= only(np.array([thinking.start]), len(words) * WORD)
+            words = words | only(np.array([thinking.start]), len(words) * WORD)
         return self._allowed_of(words)
 
     def _allowed_of(self, words: np.ndarray) -> np.ndarray:

@@ -123,6 +123,7 @@ class Sampler:
     ) -> tuple[Undo | None, dict[int, str]]:
         """Forbid what the rows' grammars do -> (how to take that back, entries whose grammar is lost, and why)."""
         numbers, masks, lost = [], [], {}
+        undoable = any(state.params.logprobs is not None for _, state in special)  # of the raw distribution
         vocab = self._ops.vocab(logits)
         for entry, state in special:
             if state.masks:
@@ -134,7 +135,16 @@ class Sampler:
                 if mask is not None:
                     numbers.append(int(rows[entry]))
                     masks.append(mask)
-        return self._ops.mask(logits, numbers, _stacked(masks)) if masks else None, lost
+        return self._ops.mask(logits, numbers, _stacked(masks), undoable) if masks else None, lost
+
+    def prepare(self, slots: list[int]) -> None:
+        """Work out what grammars allow next, before there are logits; may run beside the forward pass."""
+        for slot in slots:
+            self.state(slot).prepare()
+
+    def follows(self, slots: list[int]) -> list[int]:
+        """Those of the slots whose rows have a grammar."""
+        return [slot for slot in slots if slot in self._special and self.state(slot).grammar is not None]
 
     def state(self, slot: int) -> RowState:
         """Of the row that has it."""

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from headway.core.request import SamplingParams
 from headway.ops.native.backend import NativeBackend
+from headway.sampling.adjust import mask_rows
 from headway.sampling.logits import Logits, summarise
 from headway.sampling.pipeline import draw_rows
 from headway.sampling.table import NOT_FINITE, NOTHING_ALLOWED, Draws, DrawTable
@@ -209,6 +210,31 @@ def test_adjusted_rows_draw_alike(kernel: str) -> None:
     assert results[0] == results[1]
     assert results[0].tokens[1] == 3076
     assert results[0].tokens[2] >= 1500
+
+
+@pytest.mark.parametrize("kernel", kernels())
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_masked_rows_are_the_specified_ones(kernel: str, vocab: int) -> None:
+    backend, rows = NativeBackend(threads=2, kernels=kernel), tables(vocab)
+    numbers = [3, 0, 2]
+    words = -(-vocab // 32) - (vocab > 64)  # one may name fewer tokens than there are
+    masks = np.random.default_rng(0).integers(0, 2**32, (3, words), np.uint32)
+    masks[1], masks[2] = 0, 2**32 - 1
+    made = run(backend, rows)
+    expected = Logits(made.rows.copy(), made.peaks.copy(), made.logsumexp)
+    before = mask_rows(expected, numbers, masks)
+    logits = run(backend, rows)
+    undo = backend.mask(logits, numbers, masks, True)
+    np.testing.assert_array_equal(logits.rows, expected.rows)
+    np.testing.assert_array_equal(logits.peaks, expected.peaks)
+    assert undo is not None
+    undo.undo(logits)
+    before.undo(expected)
+    np.testing.assert_array_equal(logits.rows, rows)
+    np.testing.assert_array_equal(logits.peaks, expected.peaks)
+    assert backend.mask(logits, numbers, masks, False) is None
+    with pytest.raises(ValueError, match="row"):
+        backend.mask(logits, [len(rows)], masks[:1], False)
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:

@@ -29,6 +29,7 @@ from headway.ops.native.program import NativeOps, NativeProgram
 from headway.ops.protocol import AdapterSlots, CacheLayout, Forward, Prepared, Program
 from headway.ops.registry import BackendKind, BackendSetup, register
 from headway.ops.weight import GROUPS, NOT_FINITE, READABLE, Weight
+from headway.sampling.adjust import Masking
 from headway.sampling.logits import Logits
 from headway.sampling.operations import NumpyLogits
 from headway.sampling.table import Draws
@@ -204,6 +205,12 @@ class NativeBackend(NumpyLogits):
 
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
         self._engine.copy_blocks(group, list(pairs))
+
+    def mask(self, logits: Logits, numbers: Sequence[int], masks: np.ndarray, undoable: bool) -> Masking | None:
+        """In place; what is not to be undone is not kept."""
+        before = Masking.of(logits, numbers) if undoable else None
+        self._engine.mask(logits.rows, logits.peaks, np.array(numbers, np.int32), masks)
+        return before
 
     def draw(self, logits: Logits, draws: Draws) -> np.ndarray:
         """A token per draw, on all threads, looking only at the tiles of the vocabulary that can matter."""

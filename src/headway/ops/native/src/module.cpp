@@ -120,6 +120,24 @@ void draw_tokens(Engine& engine, Array<float, 2> rows, Array<float, 2> peaks, Ar
   engine.draw(logits, draws, tokens.data());
 }
 
+template <class T, int N>
+using Changed = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+
+void mask_logits(Engine& engine, Changed<float, 2> rows, Changed<float, 2> peaks, Array<int32_t, 1> numbers,
+                 Array<uint32_t, 2> masks) {
+  const size_t vocab = rows.shape(1), tiles = peaks.shape(1), words = masks.shape(1);
+  const bool fits = masks.shape(0) == numbers.size() && peaks.shape(0) == rows.shape(0) && tiles == (size_t)ceil_div(vocab, TILE);
+  if (!fits) throw std::invalid_argument("the arrays of the masks do not fit together");
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (numbers.data()[i] < 0 || (size_t)numbers.data()[i] >= rows.shape(0)) throw std::invalid_argument("a mask is of no row");
+  }
+  nb::gil_scoped_release release;
+  engine.team.for_each((int)numbers.size(), [&](int i) {
+    const size_t row = numbers.data()[i];
+    mask(rows.data() + row * vocab, peaks.data() + row * tiles, (int)vocab, masks.data() + i * words, (int)words);
+  });
+}
+
 // Bytes per second of reading `bytes` of memory with all threads: the median of `rounds`.
 double probe_bandwidth(Engine& engine, size_t bytes, int rounds) {
   nb::gil_scoped_release release;
@@ -260,6 +278,7 @@ NB_MODULE(_native, m) {
       .def("block_bytes", &Engine::block_bytes, "group"_a, "block_size"_a)
       .def("copy_blocks", &Engine::copy_blocks, "group"_a, "pairs"_a)
       .def("draw", &draw_tokens)
+      .def("mask", &mask_logits)
       .def("probe_bandwidth", &probe_bandwidth, "bytes"_a, "rounds"_a)
       .def("probe_compute", &probe_compute, "kind"_a, "seconds"_a);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <limits>
 
 namespace headway {
 
@@ -229,6 +230,28 @@ int draw(const Kernels& kernels, const LogitRow& row, const Draw& how, DrawMemor
   }
   Race race(kernels, row, how, peak, memory);
   return how.top_k > 0 && how.top_k < row.vocab ? race.among_top_k() : race.among_all();
+}
+
+void mask(float* logits, float* peaks, int vocab, const uint32_t* words, int count) {
+  static_assert(TILE == 32, "a tile's mask is a word");
+  constexpr float NONE = -std::numeric_limits<float>::infinity();
+  for (int tile = 0; tile * TILE < vocab; ++tile) {
+    float* x = logits + (size_t)tile * TILE;
+    const int n = std::min(TILE, vocab - tile * TILE);
+    const uint32_t word = tile < count ? words[tile] : 0;
+    if (word == ~0u) continue;
+    if (word == 0) {
+      std::fill_n(x, n, NONE);
+      peaks[tile] = NONE;
+      continue;
+    }
+    float peak = NONE;
+    for (int i = 0; i < n; ++i) {
+      if (!(word >> i & 1)) x[i] = NONE;
+      peak = x[i] > peak || x[i] != x[i] ? x[i] : peak;
+    }
+    peaks[tile] = peak;
+  }
 }
 
 }  // namespace headway

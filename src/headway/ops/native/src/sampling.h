@@ -38,6 +38,10 @@ struct DrawMemory {
   std::vector<Candidate> candidates;
 };
 
+// Forbid the tokens of a row that have no bit in a mask, which has a word per tile, the lowest bit first; those behind it
+// too. Peaks are kept true.
+void mask(float* logits, float* peaks, int vocab, const uint32_t* words, int count);
+
 int draw(const Kernels& kernels, const LogitRow& row, const Draw& how, DrawMemory& memory);
 
 // log(sum(exp)) of a row from the peaks and sums of its tiles.
