@@ -14,6 +14,22 @@ MAX_HEADS = 4096  # per layer; activations of a step grow with them, whatever th
 MAX_LAYERS = 4096  # far more than any model has; readers make a list of them
 
 
+class Recalled(dict[str, Any]):
+    """Values that remember which of them were asked for."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.seen: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.seen.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.seen.add(name)
+        return super().get(name, default)
+
+
 class Fields:
     """Values of a config by name, checked as they are read.
 
@@ -39,6 +55,10 @@ class Fields:
     def holding(self, values: Mapping[str, Any]) -> Fields:
         """Other values, from the same place."""
         return Fields(values, self.where, self.error, self.names)
+
+    def watched(self) -> Fields:
+        """The same, remembering in `values.seen` which of them are read."""
+        return self.holding(Recalled(self.values))
 
     def fault(self, name: str, problem: str) -> HeadwayError:
         return self.error(f"{self.where}: {self.names.get(name, name)}", problem)

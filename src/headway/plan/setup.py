@@ -131,6 +131,8 @@ class Setup(msgspec.Struct, frozen=True):
         variant = variant_of(self.model) if self.model and "/" in self.model else None
         if variant is not None and variant.model == replica.shape.name:
             notes.append(f"{self.model}: {variant.model} in {replica.shape.weight_format} weights, by its name")
+        if unread := replica.shape.unread:
+            notes.append(f"its config has fields that are not known here and may change its shape: {', '.join(unread)}")
         if replica.pi == float("inf"):
             notes.append(f"{device.name} has no catalogued peak: arithmetic is left out, only memory is modelled")
         if device.measured:

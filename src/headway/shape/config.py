@@ -6,18 +6,17 @@ KV groups, one per kind of attention its layers use. GGUF headers are read by `g
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from headway.core.errors import shown
 from headway.core.fields import Fields
 from headway.shape.families import Family, open_config
 from headway.shape.formats import FORMATS, known_format
-from headway.shape.gemma4 import gemma4_groups, gemma4_tensors
-from headway.shape.model import ByPart, KVGroup, ModelShape, MoE
+from headway.shape.model import STATE_BYTES, ByPart, KVGroup, ModelShape, MoE
+from headway.shape.own import OWN
 from headway.shape.quantised import stored
-from headway.shape.tensors import Dims, Tensor, dims, expert_count, inventory
-
-STATE_BYTES = 4.0  # recurrent states are kept in float32 by the engines that serve these models
+from headway.shape.tensors import Dims, Tensor, dims, expert_count, inventory, latent_group
 
 
 def shape_from_config(raw: Any, name: str = "") -> ModelShape:
@@ -27,25 +26,55 @@ def shape_from_config(raw: Any, name: str = "") -> ModelShape:
         BadInput: not a language model, or a field is missing or impossible; names the field.
     """
     model_type, family, fields = open_config(raw)
+    fields = fields.watched()
     size = dims(fields)
     tensors, sparse = _tensors(family, fields, size)
     dtype = known_format(str(fields.values.get("dtype") or fields.values.get("torch_dtype"))) or FORMATS["bf16"]
-    quantisation = stored(
-        fields.values.get("quantization_config") or fields.values.get("compression_config") or {}, dtype
-    )
+    quantised = fields.values.get("quantization_config") or fields.values.get("compression_config") or {}
+    if quantised and fields.has("expert_dtype"):
+        quantised = {"expert_dtype": fields.values["expert_dtype"]} | quantised
+    quantisation = stored(quantised, dtype)
     cache = quantisation.kv or 2.0
-    if family.experts == "gemma4":
-        groups = gemma4_groups(fields, size, cache)
+    if family.own:
+        groups = OWN[family.own].groups(fields, size, cache)
     else:
         groups = kv_groups(fields, size, layer_kinds(family, fields, size), cache)
-    latent = groups[0].kind == "latent"
+    latent = fields.maybe("kv_lora_rank") is not None
+    moe = _moe(fields, tensors, sum(sparse))
+    context = fields.maybe("max_position_embeddings") or 0
     return ModelShape(
         name=name or model_type, family=model_type, layers=size.layers, d_model=size.d, vocab=size.vocab,
-        heads=size.heads, kv_heads=1 if latent else size.kv_heads,
+        heads=size.heads, kv_heads=1 if any(group.kind == "latent" for group in groups) else size.kv_heads,
         head_width=fields.size("qk_nope_head_dim") + fields.size("qk_rope_head_dim") if latent else size.head,
         params=_by_part(tensors, lambda tensor: 1), stored=_by_part(tensors, quantisation.size),
-        groups=groups, tied=size.tied, moe=_moe(fields, tensors, sum(sparse)),
-        context=fields.maybe("max_position_embeddings") or 0, weight_format=quantisation.format,
+        groups=groups, tied=size.tied, moe=moe, context=context,
+        weight_format=quantisation.format, unread=unread_fields(family, fields),
+    )  # fmt: skip
+
+
+# Fields of sizes and counts that say nothing of the shape of a decoder's matrices and caches.
+_SHAPELESS = frozenset((
+    "initializer_range", "layer_norm_eps", "rms_norm_eps", "layer_norm_epsilon", "num_nextn_predict_layers",
+    "num_mtp_modules", "chunk_size", "chunk_size_feed_forward", "layerdrop", "block_size", "max_window_layers",
+    "partial_rotary_factor", "rotary_dim", "moe_layer_freq", "first_k_dense_replace", "moe_renormalize",
+    "query_pre_attn_scalar", "vocab_size_per_layer_input", "vision_config", "audio_config",
+    "_sliding_window_pattern", "qk_head_dim", "moe_shared_expert_overlap",
+))  # fmt: skip
+_SIZES = re.compile(r"layer|expert|head|size|rank|dim|width|window|conv|state|kv|moe|latent|compress|stream")
+_HABITS = re.compile(
+    r"rope|router|aux|loss|drop|init|mtp|nextn|predict|token_id|hidden_states|use_cache|act|group|eps|norm|precision|"
+    r"dtype|factor|scal|softcap|float32|fp32|time_step|index"
+)
+
+
+def unread_fields(family: Family, fields: Fields) -> tuple[str, ...]:
+    """Fields that sound as if they decide a shape and that nothing asked for."""
+    seen: set[str] = getattr(fields.values, "seen", set())
+    known = _SHAPELESS | seen | set(family.defaults) | set(family.unread) | {theirs for _, theirs in family.fields}
+    return tuple(
+        name for name, value in fields.values.items()
+        if value not in (None, False, 0, [], {}) and name not in known
+        and _SIZES.search(name) and not _HABITS.search(name)
     )  # fmt: skip
 
 
@@ -57,14 +86,16 @@ def tensors_of(raw: Any) -> list[Tensor]:
 
 def _tensors(family: Family, fields: Fields, size: Dims) -> tuple[list[Tensor], list[bool]]:
     """(inventory, which layers have routed experts)."""
-    if family.experts == "gemma4":
-        return list(gemma4_tensors(fields, size)), [fields.flag("enable_moe_block")] * size.layers
+    if family.own:
+        own = OWN[family.own]
+        return list(own.tensors(fields, size)), own.sparse(fields, size)
     sparse = sparse_layers(family, fields, size.layers)
     return list(inventory(family, fields, layer_kinds(family, fields, size), sparse)), sparse
 
 
 def layer_kinds(family: Family, fields: Fields, size: Dims) -> list[str]:
     """Attention of each layer: "full", "window", "latent" or "linear"."""
+    listed = fields.words("layer_types", size.layers)
     if fields.maybe("kv_lora_rank"):
         return ["latent"] * size.layers
     windowed = fields.maybe("sliding_window") is not None and fields.flag("use_sliding_window", True)
@@ -73,7 +104,6 @@ def layer_kinds(family: Family, fields: Fields, size: Dims) -> list[str]:
         "full_attention": "full", "attention": "full", "global": "full", "linear_attention": "linear",
         "sliding_attention": "window" if windowed else "full",
     }  # fmt: skip
-    listed = fields.words("layer_types", size.layers)
     if listed is not None:
         unknown = sorted(set(listed) - words.keys())
         if unknown:
@@ -124,15 +154,8 @@ def kv_groups(fields: Fields, size: Dims, kinds: list[str], kv_bytes: float) -> 
 
 
 def _latent_groups(fields: Fields, size: Dims, layers: tuple[int, ...], kv_bytes: float) -> list[KVGroup]:
-    """MLA caches d_c + d_r numbers per token. Decode works on the latent vectors (scores over d_c + d_r, values d_c);
-    prefill expands keys and values to all heads. A sparse indexer caches one more key per token and reads them all."""
-    rank, rope = fields.size("kv_lora_rank"), fields.size("qk_rope_head_dim")
-    nope, value = fields.size("qk_nope_head_dim"), fields.size("v_head_dim")
-    top = fields.maybe("index_topk")
-    latent = KVGroup(
-        "latent", layers, 1, rope, rank, dtype_bytes=kv_bytes, read_limit=top,
-        decode_flops=2.0 * size.heads * (2 * rank + rope), prefill_flops=2.0 * size.heads * (nope + rope + value),
-    )  # fmt: skip
+    """A sparse indexer caches one more key per token and reads them all."""
+    latent, top = latent_group(fields, size, layers, kv_bytes), fields.maybe("index_topk")
     if top is None:
         return [latent]
     width, heads = fields.size("index_head_dim"), fields.size("index_n_heads")

@@ -6,111 +6,20 @@ new family of the common kind is a new row. Checked tensor by tensor against che
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from headway.core.errors import BadInput
 from headway.core.fields import Fields
+from headway.shape import implied
+from headway.shape.family import NORMS_2, NORMS_4, NORMS_BEHIND, Family
 
-# (What forward passes know a norm as, its name.)
-NORMS_2 = (("attention_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm"))
-NORMS_BEHIND = (
-    ("attention_post_norm", "post_attention_layernorm"), ("mlp_post_norm", "post_feedforward_layernorm"),
-)  # fmt: skip
-NORMS_4 = (NORMS_2[0], *NORMS_BEHIND, ("mlp_norm", "pre_feedforward_layernorm"))
-
-
-@dataclass(frozen=True)
-class Family:
-    """Traits of a family.
-
-    Attributes:
-        qkv_bias, o_bias: True, False, or None = as the config's `attention_bias` says.
-        qk_norm: "" none, "head" one per head width, "full" over all heads, "each" = one of each head, "apart" = the
-            same, in tensors of their own; none either where `use_qk_norm` is false.
-        norms: the layer's norms of width d. norm_bias: they have biases, as has the last.
-        plain_mlp: no gates. positions: a table of learned ones. head_bias: of the output matrix.
-        transposed: matrices of layers are kept (in, out).
-        fused_qkv, fused_gate_up: stored as one matrix.
-        experts: how routed experts are stored: "" none, "mlp" (mlp.experts.N.gate_proj), "block" (Mixtral's w1..w3),
-            "fused" (one tensor for all: Granite), "stacked" (the same, (in, out) and with biases: gpt-oss). "gemma4":
-            the family is listed by `gemma4.py`. expert_bias: their matrices and the router's have biases.
-        correction: the router carries a correction per expert.
-        shared: how shared experts are stored: "", "sum" (n_shared_experts wide), "gated" (one, with its own gate).
-        apart: latent attention has matrices of every head's keys and values instead of one for all (GGUF).
-        sinks: one learned sink per head. gated_attention: the query projection also makes an output gate.
-        split_linear: linear attention keeps its projections as four matrices instead of two.
-        window_every: where config.json does not list kinds of layers, one is full if (index + 1) % window_every == 0,
-            else has a window (`linear` attention for the hybrid families).
-        defaults: what the config class in transformers takes for fields that config.json leaves out.
-        shared_norm: with `use_parallel_residual` attention and MLP share the first norm.
-        inner: intermediate_size, in widths of the model, where config.json leaves it out.
-        unread: fields that the config class has no use for.
-        fields: (a field as Llama's config.json calls it, its name in this family's).
-        implied: what follows from a config's fields, as further ones under Llama's names.
-        names: (a part of a tensor's name as a Llama's folder has it, what stands there instead).
-        in_gguf: what forward passes know a tensor as -> its name in GGUF files, where that is not as in the others.
-    """
-
-    qkv_bias: bool | None = None
-    o_bias: bool | None = None
-    qk_norm: str = ""
-    norms: tuple[tuple[str, str], ...] = NORMS_2
-    fused_qkv: bool = False
-    fused_gate_up: bool = False
-    experts: str = ""
-    expert_bias: bool = False
-    correction: bool = False
-    shared: str = ""
-    apart: bool = False
-    sinks: bool = False
-    gated_attention: bool = False
-    split_linear: bool = False
-    window_every: int = 0
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    norm_bias: bool = False
-    plain_mlp: bool = False
-    positions: bool = False
-    head_bias: bool = False
-    transposed: bool = False
-    shared_norm: bool = False
-    inner: int = 0
-    unread: tuple[str, ...] = ()
-    fields: tuple[tuple[str, str], ...] = ()
-    implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
-    names: tuple[tuple[str, str], ...] = ()
-    in_gguf: Mapping[str, str] = field(default_factory=dict)
-
-    def named(self, name: str) -> str:
-        """A tensor of a Llama's folder, as this family's call it."""
-        for ours, theirs in self.names:
-            name = name.replace(ours, theirs)
-        return name
-
-    def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """A config's fields with those that it leaves out, under Llama's names too; null stays null."""
-        whole = dict(self.defaults) | dict(values)
-        if values.get("rope_scaling"):  # the older form of rope_parameters; a default of these does not count beside it
-            whole["rope_parameters"] = values.get("rope_parameters")
-        whole |= {ours: whole[theirs] for ours, theirs in self.fields if theirs in whole}
-        whole |= dict.fromkeys(self.unread) | dict(self.implied(whole))
-        if self.inner and whole.get("intermediate_size") is None and isinstance(whole.get("hidden_size"), int):
-            whole["intermediate_size"] = self.inner * whole["hidden_size"]
-        return whole
-
-
-def _falcon(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The generations of Falcon: one key/value head for all, some, or one for each query head."""
-    grouped, stated, heads = (values.get(name) for name in ("new_decoder_architecture", "num_kv_heads", HEADS))
-    kv_heads = (stated or heads) if grouped else 1 if values.get("multi_query") else heads
-    return {"num_key_value_heads": kv_heads, "use_parallel_residual": bool(grouped or values.get("parallel_attn"))}
-
-
-HEADS, FALCON_NORMS = "num_attention_heads", "num_ln_in_parallel_attn"
+FALCON_NORMS = "num_ln_in_parallel_attn"
 NO_BIAS: Mapping[str, Any] = {"qkv_bias": False, "o_bias": False}
 TIED = {"tie_word_embeddings": True}
 CONTEXT_2K = {"max_position_embeddings": 2048}
+CONTEXT_128K = {"max_position_embeddings": 131072}
 NO_QK_NORM = {"use_qk_norm": False}
 EPS_5 = {"rms_norm_eps": 1e-5}
 MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
@@ -142,7 +51,8 @@ LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_
 # What the heirs of DeepSeek V3 take for fields that they leave out is not what it does itself.
 DEEPSEEK_V3 = Family(experts="mlp", shared="sum", correction=True, fields=(("head_dim", "qk_rope_head_dim"),))
 FALCON = Family(
-    norm_bias=True, plain_mlp=True, fused_qkv=True, shared_norm=True, inner=4, unread=WHOLE_HEADS[:1], implied=_falcon,
+    norm_bias=True, plain_mlp=True, fused_qkv=True, shared_norm=True, inner=4, unread=WHOLE_HEADS[:1],
+    implied=implied.falcon,
     defaults=TIED | CONTEXT_2K | EPS_5 | {
         "hidden_act": "gelu", "multi_query": True, "parallel_attn": True, "bias": False,
     },
@@ -288,7 +198,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": Family(defaults=GEMMA | {"num_key_value_heads": 16}),
     "gemma2": Family(norms=NORMS_4, window_every=2, defaults=GEMMA_2, fields=GEMMA_ACT),
     "gemma3_text": Family(norms=NORMS_4, qk_norm="head", window_every=6, defaults=GEMMA_3, fields=GEMMA_ACT),
-    "gemma4_text": Family(experts="gemma4", defaults=TIED | {"head_dim": 256}),
+    "gemma4_text": Family(own="gemma4", defaults=TIED | {"head_dim": 256}),
     "phi3": Family(
         **NO_BIAS, fused_qkv=True, fused_gate_up=True,
         defaults=EPS_5 | {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
@@ -329,6 +239,50 @@ FAMILIES: Mapping[str, Family] = {
             "rope_parameters": YARN_OF_GPT_OSS,
         },
     ),
+    "qwen3_vl_text": Family(qk_norm="head", defaults=QWEN | {"head_dim": 128}),
+    "qwen3_vl_moe_text": Family(qk_norm="head", experts="mlp", defaults={"num_key_value_heads": 16}),
+    "llama4_text": Family(
+        own="llama4",
+        defaults=EPS_5 | {
+            "head_dim": 128, "max_position_embeddings": 131072, "attention_chunk_size": 8192,
+            "intermediate_size_mlp": 16384, "num_experts_per_tok": 1, "num_local_experts": 16,
+            "num_key_value_heads": 8,
+        },
+    ),
+    "gemma3n_text": Family(
+        own="gemma3n", implied=implied.gemma3n, fields=GEMMA_ACT,
+        defaults=TIED | {
+            "head_dim": 256, "max_position_embeddings": 32768, "sliding_window": 512, "altup_num_inputs": 4,
+            "laurel_rank": 64, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144,
+            "num_kv_shared_layers": 15, "num_key_value_heads": 2,
+        },
+    ),
+    "nemotron_h": Family(
+        own="nemotron_h", implied=implied.nemotron_h,
+        defaults={
+            "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 4096, "intermediate_size": 21504,
+            "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4,
+            "n_routed_experts": 8, "n_shared_experts": 1, "moe_intermediate_size": 7688,
+            "moe_shared_expert_intermediate_size": 7688, "num_experts_per_tok": 2,
+        },
+    ),
+    "kimi_linear": Family(
+        own="kimi_linear", implied=implied.kimi_linear, fields=(("max_position_embeddings", "model_max_length"),),
+        defaults={
+            "model_max_length": 1048576, "num_shared_experts": 1, "linear_head_dim": 128, "linear_num_heads": 32,
+            "linear_conv_kernel_dim": 4, "num_experts": 256, "num_experts_per_token": 8,
+        },
+    ),
+    "minimax": Family(own="minimax", implied=implied.minimax, defaults={"num_key_value_heads": 8} | CONTEXT_128K),
+    "deepseek_v4": Family(
+        own="deepseek_v4", implied=implied.deepseek_v4,
+        defaults={
+            "head_dim": 512, "q_lora_rank": 1024, "o_groups": 8, "o_lora_rank": 1024, "index_n_heads": 64,
+            "index_head_dim": 128, "index_topk": 512, "sliding_window": 128, "hc_mult": 4, "n_routed_experts": 256,
+            "n_shared_experts": 1, "num_experts_per_tok": 6, "moe_intermediate_size": 2048,
+            "max_position_embeddings": 1048576, "num_key_value_heads": 1,
+        },
+    ),
     "minimax_m2": Family(**NO_BIAS, qk_norm="full", experts="block", correction=True),
 }  # fmt: skip
 # What GGUF files call a family, where that is not its `model_type`; of two with one name, that which can do more.
@@ -338,6 +292,7 @@ IN_GGUF = {
 }  # fmt: skip
 # Multimodal wrappers and renamed checkpoints: the language model inside is planned, the encoder is not.
 RENAMED = {
+    "minimax_text_01": "minimax", "minimax_m1": "minimax", "MiniMaxText01": "minimax", "MiniMaxM1": "minimax",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text", "gemma4": "gemma4_text",
 }  # fmt: skip
 

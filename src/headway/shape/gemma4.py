@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from headway.core.fields import Fields
-from headway.shape.families import NORMS_4
+from headway.shape.family import NORMS_4
 from headway.shape.model import KVGroup
 from headway.shape.tensors import Dims, Tensor
 
@@ -48,7 +48,7 @@ def layer_shapes(fields: Fields, size: Dims) -> list[LayerShape]:
     return shapes
 
 
-def gemma4_tensors(fields: Fields, size: Dims) -> Iterator[Tensor]:
+def tensors(fields: Fields, size: Dims) -> Iterator[Tensor]:
     """Every tensor, in the names of the published checkpoints."""
     d, per_layer = size.d, fields.maybe("hidden_size_per_layer_input") or 0
     yield Tensor("model.embed_tokens.weight", (size.vocab, d), "embed")
@@ -66,7 +66,7 @@ def gemma4_tensors(fields: Fields, size: Dims) -> Iterator[Tensor]:
             norms += ["post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2"]
         yield from (Tensor(f"{at}{name}.weight", (d,), "norm") for name in norms)
         yield Tensor(at + "layer_scalar", (1,), "norm")
-        yield from _attention(at + "self_attn.", shape, size)
+        yield from attention(at + "self_attn.", shape, size)
         wide = 2 if fields.flag("use_double_wide_mlp") and not shape.stores else 1
         for name in ("gate_proj", "up_proj"):
             yield Tensor(f"{at}mlp.{name}.weight", (size.ffn * wide, d), "mlp")
@@ -78,7 +78,8 @@ def gemma4_tensors(fields: Fields, size: Dims) -> Iterator[Tensor]:
             yield from _experts(at, fields, d)
 
 
-def _attention(at: str, shape: LayerShape, size: Dims) -> Iterator[Tensor]:
+def attention(at: str, shape: LayerShape, size: Dims) -> Iterator[Tensor]:
+    """Of one layer; one that shares a cache makes queries only."""
     query, kv = size.heads * shape.head, shape.kv_heads * shape.head
     yield Tensor(at + "q_proj.weight", (query, size.d), "attention")
     yield Tensor(at + "q_norm.weight", (shape.head,), "norm")
@@ -99,10 +100,17 @@ def _experts(at: str, fields: Fields, d: int) -> Iterator[Tensor]:
     yield Tensor(at + "experts.down_proj", (experts, d, ffn), "experts")
 
 
-def gemma4_groups(fields: Fields, size: Dims, kv_bytes: float) -> tuple[KVGroup, ...]:
+def sparse(fields: Fields, size: Dims) -> list[bool]:
+    return [fields.flag("enable_moe_block")] * size.layers
+
+
+def groups(fields: Fields, size: Dims, kv_bytes: float) -> tuple[KVGroup, ...]:
+    return sharing_groups(fields, size, layer_shapes(fields, size), kv_bytes)
+
+
+def sharing_groups(fields: Fields, size: Dims, shapes: list[LayerShape], kv_bytes: float) -> tuple[KVGroup, ...]:
     """One group per kind: layers that store, and how many more read what they stored."""
-    shapes = layer_shapes(fields, size)
-    groups = []
+    found = []
     for kind in dict.fromkeys(shape.kind for shape in shapes):
         of_kind = [(layer, shape) for layer, shape in enumerate(shapes) if shape.kind == kind]
         stored = tuple(layer for layer, shape in of_kind if shape.stores)
@@ -110,9 +118,9 @@ def gemma4_groups(fields: Fields, size: Dims, kv_bytes: float) -> tuple[KVGroup,
             raise fields.fault("num_kv_shared_layers", f"no {kind} layer is left to store what others share")
         shape = of_kind[0][1]
         flops = 4.0 * size.heads * shape.head
-        groups.append(KVGroup(
+        found.append(KVGroup(
             kind, stored, shape.kv_heads, shape.head, shape.head, dtype_bytes=kv_bytes,
             window=fields.size("sliding_window") if kind == "window" else None,
             readers=len(of_kind) - len(stored), decode_flops=flops, prefill_flops=flops,
         ))  # fmt: skip
-    return tuple(groups)
+    return tuple(found)

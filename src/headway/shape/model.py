@@ -11,6 +11,8 @@ import msgspec
 
 from headway.shape.formats import find_format, nominal_bytes
 
+STATE_BYTES = 4.0  # per number: engines that serve such models keep recurrent states in float32
+
 
 class KVGroup(msgspec.Struct, frozen=True):
     """Layers that cache the same thing in the same way; they share one block-id space.
@@ -29,6 +31,8 @@ class KVGroup(msgspec.Struct, frozen=True):
         decode_flops, prefill_flops: FLOPs per query-key pair and layer, when one token attends and when a chunk does
             (latent attention differs: it decodes on the latent vectors and prefills on the expanded heads).
             Kind "state": FLOPs per token and layer.
+        stride: positions that one cached row stands for (compressed attention); all other figures, limits too, are
+            still per position.
     """
 
     kind: str
@@ -42,6 +46,7 @@ class KVGroup(msgspec.Struct, frozen=True):
     read_limit: int | None = None
     decode_flops: float = 0.0
     prefill_flops: float = 0.0
+    stride: int = 1
 
     @property
     def reading_layers(self) -> int:
@@ -63,7 +68,7 @@ class KVGroup(msgspec.Struct, frozen=True):
         """Bytes per position and layer on one of `tp` GPUs. Heads are split up to their number, then replicated; a
         latent vector is never split (B7)."""
         shards = 1 if self.kind == "latent" else min(tp, self.heads)
-        return -(-self.heads // shards) * (self.key_width + self.value_width) * self.dtype_bytes
+        return -(-self.heads // shards) * (self.key_width + self.value_width) * self.dtype_bytes / self.stride
 
 
 class ByPart(msgspec.Struct, frozen=True):
@@ -122,6 +127,7 @@ class ModelShape(msgspec.Struct, frozen=True):
         context: longest context its positions were made for; 0 = not said.
         weight_format: storage format of most weights ("bf16", "fp8", "int4"...).
         head_format: storage format of the output matrix; "" = as most.
+        unread: fields of its config that could decide its shape and that nothing here knows.
     """
 
     name: str
@@ -140,6 +146,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     context: int = 0
     weight_format: str = "bf16"
     head_format: str = ""
+    unread: tuple[str, ...] = ()
 
     @property
     def n_params(self) -> float:

@@ -39,9 +39,13 @@ def stored(config: Mapping[str, Any], dtype: Format) -> Stored:
     if number_format == "int4" and isinstance(group := _group_size(config), int) and group > 0:
         packed = grouped_width(4, group)
 
+    experts = FORMATS["mxfp4"] if config.get("expert_dtype") == "fp4" else None  # DeepSeek V4, beside fp8
+
     def size(tensor: Tensor) -> float:
         if tensor.part in NEVER or len(tensor.shape) < 2 or "conv1d" in tensor.name or tensor.name.endswith("_bias"):
             return wide
+        if tensor.part == "experts" and experts is not None:
+            return experts.width
         module = tensor.name.removesuffix(".weight")
         return wide if any(_matches(pattern, module) for pattern in ignored) else packed
 

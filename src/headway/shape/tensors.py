@@ -12,7 +12,8 @@ from math import prod
 from typing import NamedTuple
 
 from headway.core.fields import MAX_LAYERS, Fields
-from headway.shape.families import Family
+from headway.shape.family import Family
+from headway.shape.model import KVGroup
 
 
 class Tensor(NamedTuple):
@@ -121,7 +122,7 @@ def _layer(family: Family, fields: Fields, size: Dims, kind: str, sparse: bool) 
     if kind == "linear":
         yield from _linear_attention(family, fields, size, "linear_attn.")
     elif kind == "latent":
-        yield from _latent_attention(family, fields, size, "self_attn.")
+        yield from latent_attention(fields, size, "self_attn.", family.apart)
     else:
         yield from _attention(family, fields, size, "self_attn.")
     if sparse:
@@ -171,8 +172,9 @@ def _attention(family: Family, fields: Fields, size: Dims, at: str) -> Iterator[
         yield Tensor(at + "sinks", (size.heads,), "norm", role="sinks")
 
 
-def _latent_attention(family: Family, fields: Fields, size: Dims, at: str) -> Iterator[Tensor]:
-    """Multi-head latent attention (DeepSeek-V2): low-rank queries, one latent vector and one rotary key cached."""
+def latent_attention(fields: Fields, size: Dims, at: str, apart: bool = False) -> Iterator[Tensor]:
+    """Multi-head latent attention (DeepSeek-V2): low-rank queries, one latent vector and one rotary key cached.
+    apart: matrices of every head's keys and values instead of one for all."""
     bias = fields.flag("attention_bias")
     rank, rope = fields.size("kv_lora_rank"), fields.size("qk_rope_head_dim")
     nope, value = fields.size("qk_nope_head_dim"), fields.size("v_head_dim")
@@ -185,7 +187,7 @@ def _latent_attention(family: Family, fields: Fields, size: Dims, at: str) -> It
         yield from _linear("q_b", at + "q_b_proj", size.heads * (nope + rope), q_rank, "attention")
     yield from _linear("kv_a", at + "kv_a_proj_with_mqa", rank + rope, size.d, "attention", bias)
     yield from _norm("kv_norm", at + "kv_a_layernorm", rank)
-    if family.apart:
+    if apart:
         yield Tensor(at + "k_b_proj.{}.weight", (rank, nope), "attention", size.heads, "key_up")
         yield Tensor(at + "v_b_proj.{}.weight", (value, rank), "attention", size.heads, "value_up")
     else:
@@ -198,6 +200,17 @@ def _latent_attention(family: Family, fields: Fields, size: Dims, at: str) -> It
         yield Tensor(at + "indexer.weights_proj.weight", (heads, size.d), "attention")
         yield Tensor(at + "indexer.k_norm.weight", (width,), "norm")
         yield Tensor(at + "indexer.k_norm.bias", (width,), "norm")
+
+
+def latent_group(fields: Fields, size: Dims, layers: tuple[int, ...], kv_bytes: float) -> KVGroup:
+    """MLA caches d_c + d_r numbers per token. Decode works on the latent vectors (scores over d_c + d_r, values d_c);
+    prefill expands keys and values to all heads."""
+    rank, rope = fields.size("kv_lora_rank"), fields.size("qk_rope_head_dim")
+    nope, value = fields.size("qk_nope_head_dim"), fields.size("v_head_dim")
+    return KVGroup(
+        "latent", layers, 1, rope, rank, dtype_bytes=kv_bytes, read_limit=fields.maybe("index_topk"),
+        decode_flops=2.0 * size.heads * (2 * rank + rope), prefill_flops=2.0 * size.heads * (nope + rope + value),
+    )  # fmt: skip
 
 
 def _linear_attention(family: Family, fields: Fields, size: Dims, at: str) -> Iterator[Tensor]:
