@@ -148,6 +148,27 @@ def test_an_engine_without_grammars_refuses_them(checker: GrammarChecker) -> Non
     assert isinstance(refused, Refusal) and refused.message.startswith("grammar: ")
 
 
+def test_allowed_tokens_that_the_grammar_forbids_are_refused(
+    model: TinyModel, grammars: Grammars, checker: GrammarChecker
+) -> None:
+    loop = model.loop(grammars=grammars, eos_ids=(EOS,))
+    grammar = checker.check(Grammar.regex("ab[0-9]"))
+
+    def submitted(*letters: str) -> Refusal | None:
+        allowed = tuple(PIECES.index(letter) for letter in letters)
+        return loop.submit(
+            Submit(id="".join(letters), tokens=(1,), params=SamplingParams(grammar=grammar, allowed_token_ids=allowed))
+        )
+
+    refused = submitted("b", "7")
+    assert isinstance(refused, Refusal) and refused.status == 400
+    assert refused.message == "allowed_token_ids: none of these tokens begins a text that the grammar allows"
+    assert submitted("a", "7") is None, "this one begins a text"
+    (delta,) = (delta for delta in drain(loop) if delta.finish is not None)
+    assert delta.finish is not None and delta.finish.reason == "error"
+    assert "of the tokens in allowed_token_ids, none goes on" in str(delta.finish.matched)
+
+
 THINKING = Thinking(end=(PIECES.index("}"),), forced=(PIECES.index(","), PIECES.index("}")), budget=6)
 
 

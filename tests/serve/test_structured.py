@@ -162,4 +162,7 @@ def test_a_grammar_that_cannot_be_followed_is_a_400(tiny: Server) -> None:
     ):
         answer = tiny.post("/v1/chat/completions", {"messages": USER, "max_tokens": 4, **fields})
         assert answer.status_code in (200, 400), answer.text
+    for fields in ({"guided_regex": "(a{1000}){1000}"}, {"guided_regex": "[0-9]", "allowed_token_ids": [0]}):
+        answer = tiny.post("/v1/chat/completions", {"messages": USER, "max_tokens": 4, **fields})
+        assert answer.status_code == 400, answer.text
     assert tiny.post("/v1/chat/completions", {"messages": USER, "max_tokens": 4}).status_code == 200

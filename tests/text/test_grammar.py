@@ -62,6 +62,8 @@ def test_what_can_be_followed_is_compiled(checker: GrammarChecker, grammar: Gram
         (Grammar.json_schema({"type": "string", "format": "unheard-of"}), "Unknown format: unheard-of"),
         (Grammar.regex("(a"), "error: unclosed group"),
         (Grammar.regex("a(?=b)"), "error: look-around"),
+        (Grammar.regex("(a{1000}){1000}"), "too many expressions constructed"),  # told behind its first letter
+        (Grammar.regex("(a{1000}b){1000}"), "too many expressions constructed"),
         (Grammar.ebnf("start: start"), "there is no text that it allows"),
         (Grammar.ebnf("nonsense"), "Expected ::="),
         (Grammar.ebnf('start: "a" <|unheard_of|>'), "unknown special token"),

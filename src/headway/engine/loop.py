@@ -131,6 +131,8 @@ class EngineLoop:
             raise BadInput("grammar", "this engine has no tokenizer to follow one with")
         future = self.grammars.begin(params.grammar)
         future.result()
+        if params.allowed_token_ids:
+            self.grammars.check_allowed(params.grammar, params.allowed_token_ids)
         return future
 
     def _request(self, message: Submit) -> Request:

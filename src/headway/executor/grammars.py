@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from weakref import WeakValueDictionary
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
 
 from headway.core.errors import BadInput, Reject, Rejected
 from headway.core.grammar import Grammar
 from headway.roofline.memory import GRAMMARS
 from headway.sampling.grammar import GrammarState
+from headway.sampling.rows import only
 from headway.text.aside import step_back
+from headway.text.grammar_worker import limits
 from headway.text.tokenizer import Tokenizer
 
 MOST = 1024  # compiled grammars at once, and those that nobody follows just now
@@ -84,6 +88,16 @@ class Grammars:
         """What those that are here take, about."""
         return sum(map(size_of, list(self._here)))
 
+    def check_allowed(self, grammar: Grammar, ids: Sequence[int]) -> None:
+        """
+        Raises:
+            BadInput: a text of a grammar that is compiled here begins with none of these token ids.
+        """
+        vocab = self._tokenizer.vocab_size
+        known = np.array([id for id in ids if id < vocab], np.int64)
+        if not (self.state(grammar).mask() & only(known, vocab)).any():
+            raise BadInput("allowed_token_ids", "none of these tokens begins a text that the grammar allows")
+
     def state(self, grammar: Grammar) -> GrammarState:
         """A row's own place in a grammar that its request keeps here, at its start."""
         matcher = self.begin(grammar).result()
@@ -109,7 +123,7 @@ class Grammars:
     def _compile(self, grammar: Grammar) -> LLMatcher:
         if self._tokens is None:
             self._tokens = _ll_tokenizer(self._tokenizer)
-        matcher = LLMatcher(self._tokens, grammar.source, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher = LLMatcher(self._tokens, grammar.source, log_level=0, limits=limits())
         if not matcher.is_error():
             matcher.compute_bitmask()  # the first one may take long, and shows what cannot be followed
         if matcher.is_error():

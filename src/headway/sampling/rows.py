@@ -120,7 +120,7 @@ class RowState:
         uint32 [words]; None = all.
 
         Raises:
-            RowFailure: the grammar cannot be followed any further.
+            RowFailure: the grammar cannot be followed any further, or not by an allowed token.
         """
         thinking = self.thinking
         if thinking is not None and thinking.active:
@@ -139,7 +139,10 @@ class RowState:
         if self.allowed is None:
             return words
         width = min(len(words), len(self.allowed))
-        return words[:width] & self.allowed[:width]
+        both = words[:width] & self.allowed[:width]
+        if not both.any():
+            raise RowFailure("of the tokens in allowed_token_ids, none goes on with a text that the grammar allows")
+        return both
 
     @property
     def masks(self) -> bool:

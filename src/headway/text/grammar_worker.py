@@ -25,6 +25,13 @@ from llguidance.gbnf_to_lark import any_to_lark
 # Between two tokens of JSON: nothing, a space, or a new line and its indentation. A model that is unsure would go on
 # with blanks for ever.
 WHITESPACE = r"(\x20|\x0A\x20{0,40})?"
+TRIED = 3  # tokens: a repetition of a repetition only shows its size behind the first one
+
+
+def limits() -> LLParserLimits:
+    """What a grammar may take of llguidance. The fuel of the start is enough for a choice of the longest texts that one
+    may hold, and two fifths of a second of processor time at most."""
+    return LLParserLimits(initial_lexer_fuel=250_000, verbose_errors=False)
 
 
 class GrammarFault(Exception):
@@ -88,7 +95,7 @@ def compiled(kind: str, source: str) -> str:
 
 
 def check(tokenizer: LLTokenizer, kind: str, source: str) -> str:
-    """llguidance's form of a grammar, tried as far as its first token."""
+    """llguidance's form of a grammar, tried as far as its first tokens."""
     try:
         text = compiled(kind, source)
     except GrammarFault:
@@ -97,14 +104,24 @@ def check(tokenizer: LLTokenizer, kind: str, source: str) -> str:
         raise GrammarFault("it nests too deep") from None
     except Exception as error:  # of two parsers, in two languages
         raise GrammarFault(str(error)) from None
-    matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
-    mask = matcher.compute_bitmask() if not matcher.is_error() else b""
-    problem = matcher.get_error()
-    if problem.startswith("NoExtension") or not (problem or any(mask)):
-        raise GrammarFault("there is no text that it allows")
-    if problem:
-        raise GrammarFault(problem)
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits())
+    for number in range(TRIED):
+        mask = matcher.compute_bitmask() if not matcher.is_error() else b""
+        problem = matcher.get_error()
+        if problem.startswith("NoExtension") or not (problem or any(mask)):
+            raise GrammarFault("it begins texts that nothing ends" if number else "there is no text that it allows")
+        if problem:
+            raise GrammarFault(problem)
+        matcher.consume_token(first_of(mask))
+        if matcher.is_stopped() and not matcher.is_error():
+            break
     return text
+
+
+def first_of(mask: bytes) -> int:
+    """The lowest id that is set in a mask of one bit each."""
+    bits = int.from_bytes(mask, "little")
+    return (bits & -bits).bit_length() - 1
 
 
 def sentence(problem: str) -> str:
