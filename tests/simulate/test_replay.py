@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,68 @@ def test_a_recording_that_contradicts_itself_is_refused_with_its_line(tmp_path: 
     record(path, PREFIXES)
     rewrite(path, change)
     with pytest.raises(EventFileError, match=r"line \d+: does not fit the lines before it"):
+        replay(path)
+
+
+DAMAGED = (None, -1, 0, 1, 7, 1 << 62, 1 << 70, 1.5, float("1e300"), "x", [], [[]], [-1], [1 << 62], {}, True)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in nested JSON."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, below in inside:
+        yield (*path, key)
+        yield from places(below, (*path, key))
+
+
+def test_a_damaged_recording_is_replayed_or_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Any field of any line may hold anything, or be missing."""
+    path = tmp_path / "run.events"
+    record(path, PREFIXES[:2], before=PREFIXES[:1], model=COSTS, budget=Budget(milliseconds=2.0))
+    text = path.read_text().splitlines()
+    every = [(number, place) for number, line in enumerate(text) for place in places(json.loads(line))]
+    picked = random.Random(5)
+    refused = 0
+    for _ in range(600):
+        number, (*above, last) = picked.choice(every)
+        line = json.loads(text[number])
+        into: Any = line
+        for key in above:
+            into = into[key]
+        if picked.random() < 0.1:
+            del into[last]
+        else:
+            into[last] = picked.choice(DAMAGED)
+        path.write_text("\n".join([*text[:number], json.dumps(line), *text[number + 1 :]]) + "\n")
+        try:
+            replay(path, COSTS)
+        except (EventFileError, BadInput) as error:
+            refused += 1
+            assert str(error).startswith(str(path)) and "\n" not in str(error), (line, error)
+    assert refused > 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value", "sentence"),
+    [
+        ("queued", "prompt_tokens", 1 << 62, r"line 2: .* - at `\$.prompt_tokens`"),
+        ("queued", "max_len", 1 << 20, "line 2: does not fit the lines before it: max_len"),
+        ("finished", "names", ["AAAA"] * 100, "names: of more blocks than its tokens fill"),
+        ("step", "step", 99, "step: it was not planned"),
+        ("step", "proposed", [1 << 24], "proposed"),
+        ("header", "limits", {"blocks": [1 << 62], "windows": [None]}, "line 1: limits.blocks: 4611686018427387904"),
+    ],
+)
+def test_what_a_recording_claims_is_bounded(tmp_path: Path, kind: str, field: str, value: Any, sentence: str) -> None:
+    path = tmp_path / "run.events"
+    record(path, PREFIXES)
+
+    def claim(event: dict[str, Any]) -> None:
+        if event["event"] == kind:
+            event[field] = event[field] | value if isinstance(value, dict) else value
+
+    rewrite(path, claim)
+    with pytest.raises(EventFileError, match=sentence):
         replay(path)
 
 

@@ -11,7 +11,7 @@ their full blocks. Times are picoseconds of the engine's clock.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -19,6 +19,10 @@ from headway.core.step import Capabilities, Seconds, StepShape
 
 FORMAT = "headway-events"
 VERSION = 4  # of the event file
+MOST_TOKENS = 1 << 24  # of a request
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]  # what a file may claim
+Length = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", gc=False):
@@ -46,13 +50,13 @@ class Queued(Event, frozen=True, kw_only=True, tag="queued"):
     """
 
     id: str
-    number: int
-    prompt_tokens: int
-    max_len: int
-    min_tokens: int = 0
+    number: Count
+    prompt_tokens: Length
+    max_len: Length
+    min_tokens: Count = 0
     priority: int = 0
     deadline: int | None = None
-    choice: int = 0
+    choice: Count = 0
     parent: str | None = None
     adapter: str = ""
     prompt_logprobs: bool = False
@@ -115,9 +119,9 @@ class Finished(Event, frozen=True, kw_only=True, tag="finished"):
 
     id: str
     reason: str
-    prompt_tokens: int
-    cached: int
-    generated: int
+    prompt_tokens: Length
+    cached: Length
+    generated: Length
     lived: int
     names: tuple[bytes, ...] = ()
 
@@ -131,7 +135,7 @@ class StepPlanned(Event, frozen=True, kw_only=True, tag="planned"):
         blocked: why the first waiting request was not admitted; "" if none waits.
     """
 
-    step: int
+    step: Count
     digest: bytes
     blocked: str = ""
 
@@ -156,16 +160,16 @@ class StepDone(Event, frozen=True, kw_only=True, tag="step"):
         times: when each of several steps ended, ps.
     """
 
-    step: int
-    steps: int = 1
+    step: Count
+    steps: Count = 1
     planned: int
     idle: int
-    rows: tuple[int, ...]
-    counts: tuple[int, ...]
-    emitted: tuple[int, ...]
+    rows: tuple[Count, ...]
+    counts: tuple[Length, ...]
+    emitted: tuple[Length, ...]
     accepted: int = 0
     drafted: int = 0
-    proposed: tuple[int, ...] = ()
+    proposed: tuple[Length, ...] = ()
     odds: tuple[float, ...] = ()
     shape: StepShape
     predicted: float | None = None
@@ -187,7 +191,7 @@ class Regime(Event, frozen=True, kw_only=True, tag="regime"):
         ratio: measured over predicted time of recent steps by it. inside: within the range that the profile gives.
     """
 
-    regime: int
+    regime: Count
     ratio: float
     inside: bool
 
@@ -271,10 +275,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     ttl: int | None = None
     ttft: int | None = None
     profile: dict[str, Any] | None = None
-    regime: int = 0
+    regime: Count = 0
     ratios: dict[int, tuple[float, ...]] = {}
     draft_ratios: tuple[tuple[int, int, float], ...] = ()
-    step: int = 0
+    step: Count = 0
     cache: tuple[PoolStart, ...] = ()
     config: dict[str, Any] = {}
     midway: bool = False

@@ -45,9 +45,13 @@ def recorded_regimes(header: Header, shape: ModelShape | None) -> list[Timing]:
         return []
     if shape is None:
         raise BadInput("--model", "the steps of this log were predicted by a profile: name the model it served")
-    backend, formats = str(header.config.get("backend", "native")), header.config.get("formats", held(shape))
-    body, head = map(str, formats)
-    seen = regimes(shape, msgspec.convert(known, Profile), backend, (body, head))
+    backend = str(header.config.get("backend", "native"))
+    try:
+        profile = msgspec.convert(known, Profile)
+        body, head = msgspec.convert(header.config.get("formats", held(shape)), tuple[str, str])
+    except msgspec.ValidationError as error:
+        raise BadInput("LOG", f"its header's profile or config is damaged: {error}") from None
+    seen = regimes(shape, profile, backend, (body, head))
     if not seen:
         raise BadInput("LOG", f"its profile has no fitted steps of the {backend} backend")
     return seen

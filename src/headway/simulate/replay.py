@@ -6,15 +6,17 @@ tokens; different names, different tokens. So prefix hits happen again where the
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from headway.cache.hashing import BlockHasher
-from headway.core.errors import BadInput
+from headway.core.errors import BadInput, HeadwayError
 from headway.core.events import (
+    MOST_TOKENS,
     AnyEvent,
     Cancelled,
     ExecutorReset,
@@ -34,6 +36,11 @@ from headway.scheduling.budget import Budget, StepTimeModel
 from headway.scheduling.digest import digest_of
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
+
+MOST_BLOCKS = 1 << 24  # of all pools
+MOST_BLOCK = 1 << 10  # tokens
+MOST_UNNAMED = 1 << 25  # tokens that no name in the file stands for
+MOST_PROPOSED = 1 << 20  # tokens, in one step
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -67,6 +74,11 @@ class NamesOfTokens(BlockHasher):
         return self.pack([_stand_in(name)] * self.block_size)[:8]
 
 
+def _check(fits: bool, problem: str) -> None:
+    if not fits:
+        raise ValueError(problem)
+
+
 class Recording:
     """An event file in memory, with made-up tokens for each of its requests."""
 
@@ -74,6 +86,17 @@ class Recording:
         self.header: Header = read_header(path)
         if self.header.midway:
             raise EventFileError(f"{path}: it begins in the middle of requests, so it cannot be replayed")
+        limits = self.header.limits
+        for field, claimed, most in (
+            ("blocks", sum(limits.blocks), MOST_BLOCKS),
+            ("block_size", limits.block_size, MOST_BLOCK),
+            ("max_model_len", limits.max_model_len, MOST_TOKENS),
+        ):
+            if claimed > most:
+                raise EventFileError(f"{path}, line 1: limits.{field}: {claimed} is more than {most}")
+        self._path = path
+        self._unnamed = 0
+        self._emitted: Counter[int] = Counter()  # by request number
         self.events: list[AnyEvent] = list(read_events(path))
         self.steps: dict[int, StepDone] = {}
         self.digests: dict[int, bytes] = {}
@@ -83,19 +106,34 @@ class Recording:
         self._live: dict[str, int] = {}  # id -> number; an id may come again after its request has finished
         self._flying: deque[int] = deque()  # steps in flight
         for line, event in enumerate(self.events, start=2):
-            try:
+            with self.fitting(line):
                 self._read(event)
-            except (KeyError, ValueError):
-                raise EventFileError(f"{path}, line {line}: does not fit the lines before it") from None
         for number in self._live.values():  # their answers have no names yet: nobody can have reused them
             queued = self.queued[number]
-            self.tokens[number] = self._made_up(number, queued.names, queued.max_len)
+            with self.fitting(len(self.events) + 1):
+                length = queued.prompt_tokens + self._emitted[number]
+                self.tokens[number] = self._made_up(number, queued.names, min(length, queued.max_len))
+
+    @contextmanager
+    def fitting(self, line: int) -> Iterator[None]:
+        """Whatever is wrong with a line shows where it is used, in any way; here that becomes a sentence."""
+        try:
+            yield
+        except (Differs, EventFileError):
+            raise
+        except Exception as error:
+            why = str(error) if isinstance(error, (HeadwayError, ValueError)) else ""
+            problem = "" if line == 1 and why else "does not fit the lines before it: "
+            raise EventFileError(f"{self._path}, line {line}: {problem}{why or type(error).__name__}") from error
 
     def _read(self, event: AnyEvent) -> None:
         match event:
             case Queued():
+                _check(event.number not in self.queued, "number: it is another request's")
+                _check(event.prompt_tokens <= event.max_len <= self.header.limits.max_model_len, "max_len")
                 self._live[event.id] = event.number
                 if event.parent is not None and not event.names:  # a choice has the prompt of its parent
+                    _check(event.parent in self._live, "parent: no request has this id")
                     names = self.queued[self._live[event.parent]].names
                     event = msgspec.structs.replace(event, names=names)
                 self.queued[event.number] = event
@@ -103,13 +141,22 @@ class Recording:
                 self._flying.append(event.step)
                 self.digests[event.step] = event.digest
             case StepDone():
+                _check(event.step in self._flying, "step: it was not planned")
+                _check(
+                    len(event.rows) == len(event.counts) == len(event.emitted), "rows, counts, emitted: as many each"
+                )
+                _check(all(number in self.queued for number in event.rows), "rows: no request has this number")
+                _check(sum(event.proposed) <= MOST_PROPOSED, "proposed")
                 self._flying.remove(event.step)
                 self.steps[event.step] = event
-                for number, _, _ in zip(event.rows, event.counts, event.emitted, strict=True):
-                    self.queued[number]
+                for number, count in zip(event.rows, event.emitted, strict=True):
+                    self._emitted[number] += count
             case Finished():
+                _check(event.id in self._live, "id: no request has it")
                 number = self._live.pop(event.id)
-                self.tokens[number] = self._made_up(number, event.names, event.prompt_tokens + event.generated)
+                length = event.prompt_tokens + event.generated
+                _check(length <= self.queued[number].max_len, "prompt_tokens, generated: more than its max_len")
+                self.tokens[number] = self._made_up(number, event.names, length)
                 if self._flying:
                     self.ends.setdefault(self._flying[0], []).append(event)
             case ExecutorReset():
@@ -118,6 +165,9 @@ class Recording:
     def _made_up(self, number: int, names: tuple[bytes, ...], length: int) -> list[int]:
         """Tokens far outside of any vocabulary: negative ones by name for full blocks, huge unique ones after them."""
         size = self.header.limits.block_size
+        _check(len(names) * size <= length, "names: of more blocks than its tokens fill")
+        self._unnamed += length - len(names) * size
+        _check(self._unnamed <= MOST_UNNAMED, f"names: more than {MOST_UNNAMED} tokens so far are in no named block")
         named = [_stand_in(name) for name in names for _ in range(size)]
         return named + [(1 << 62) + (number << 24) + position for position in range(len(named), length)]
 
@@ -228,33 +278,33 @@ def replay(
     """
     recording = Recording(path)
     header = recording.header
-    budget = msgspec.convert(header.budget, Budget)
-    if model is None and header.profile and header.profile.get("costs"):
-        model = FixedCosts(**header.profile["costs"])
-    if (budget.milliseconds is not None or policy_named(header.policy).predicts) and model is None:
+    with recording.fitting(1):
+        budget = msgspec.convert(header.budget, Budget)
+        policy = policy_named(header.policy)
+        if model is None and header.profile and header.profile.get("costs"):
+            model = msgspec.convert(header.profile["costs"], FixedCosts)
+    if (budget.milliseconds is not None or policy.predicts) and model is None:
         why = "its budget is in milliseconds, or its policy predicts"
         raise BadInput(str(path), f"{why}; give the step-time model of the run")
     entered = max([header.regime, *(event.regime for event in recording.events if isinstance(event, Regime))])
     if entered and entered >= len(regimes):
         raise BadInput(str(path), f"its machine came to regime {entered}; give the step-time models of all regimes")
-    policy = policy_named(header.policy)
-    scheduler = Scheduler(
-        header.limits, key=b"", policy=policy, budget=budget, model=model, regimes=regimes, ttl=header.ttl,
-        ttft=header.ttft,
-    )  # fmt: skip
-    hasher = scheduler.cache.hasher = NamesOfTokens(header.limits.block_size, b"")
-    pools = []
-    for pool in header.cache:
-        cached = tuple((block, hasher.recorded(name), at) for block, name, at in pool.cached)
-        pools.append(msgspec.structs.replace(pool, cached=cached))
-    try:
+    with recording.fitting(1):
+        scheduler = Scheduler(
+            header.limits, key=b"", policy=policy, budget=budget, model=model, regimes=regimes, ttl=header.ttl,
+            ttft=header.ttft,
+        )  # fmt: skip
+        hasher = scheduler.cache.hasher = NamesOfTokens(header.limits.block_size, b"")
+        pools = []
+        for pool in header.cache:
+            cached = tuple((block, hasher.recorded(name), at) for block, name, at in pool.cached)
+            pools.append(msgspec.structs.replace(pool, cached=cached))
         scheduler.begin_at(msgspec.structs.replace(header, cache=tuple(pools)))
-    except ValueError as error:
-        raise EventFileError(f"{path}, line 1: {error}") from None
     executor = ReplayExecutor(recording)
     try:
-        for event in recording.events:
-            _feed(scheduler, executor, recording, event)
+        for line, event in enumerate(recording.events, start=2):
+            with recording.fitting(line):
+                _feed(scheduler, executor, recording, event)
             if watch is not None and isinstance(event, StepDone):
                 watch(scheduler)
     except Differs as difference:
