@@ -68,6 +68,17 @@ def test_generated_tokens_may_overdraw_and_are_waited_for() -> None:
     quotas.admit("a", 1)
 
 
+def test_what_generates_nothing_does_not_wait_for_output_tokens() -> None:
+    clock = Clock()
+    quotas = Quotas(Quota(output_tokens=60, input_tokens=100), clock=clock)
+    quotas.admit("a", 1).close(500)
+    with pytest.raises(ApiError, match="60 output tokens a minute"):
+        quotas.admit("a", 1)
+    quotas.admit("a", 1, generates=False).close(0)
+    with pytest.raises(BadInput, match=r"^input: 101 tokens"):
+        quotas.admit("a", 101, generates=False, field="input")
+
+
 def test_requests_at_once_and_a_refusal_takes_nothing() -> None:
     quotas = Quotas(Quota(concurrent=1, requests=10), {"vip": Quota(concurrent=3)}, clock=Clock())
     first = quotas.admit("a", 1)

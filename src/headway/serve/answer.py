@@ -278,7 +278,10 @@ class Answer:
         for output in outputs:
             if isinstance(output, Refusal):
                 retry = None if output.retry_after is None else math.ceil(output.retry_after)
-                raise ApiError(output.status, output.message, code=output.code, retry_after=retry)
+                named, _, problem = output.message.partition(":")
+                own = self.query.field if named == "prompt" else None  # this API may call it otherwise
+                message = f"{own}:{problem}" if own else output.message
+                raise ApiError(output.status, message, param=own, code=output.code, retry_after=retry)
             if output.finish is not None and output.finish.reason not in ("stop", "length"):
                 raise failure(output.finish)
             if self.query.max_tokens == 0:

@@ -162,7 +162,8 @@ class Api:
             return _json(value.answer())
         if isinstance(value, Answer):
             return await self._generation(value, tenant, deadline, headers)
-        lease = self._quotas.admit(tenant, len(value.tokens) if isinstance(value, CacheQuestion) else value.tokens)
+        tokens = len(value.tokens) if isinstance(value, CacheQuestion) else value.tokens
+        lease = self._quotas.admit(tenant, tokens, generates=False)
         lease.close(0)
         headers += lease.headers
         if isinstance(value, CacheQuestion):
@@ -184,7 +185,8 @@ class Api:
             HeadwayError: its key has used up a limit, or no model accepts requests now.
         """
         model = self._named(value.query.model)
-        lease = self._quotas.admit(tenant, value.prompt_tokens)
+        generates = value.query.params.pooling is None
+        lease = self._quotas.admit(tenant, value.prompt_tokens, generates, value.query.field)
         try:
             if value.query.params.grammar is not None:
                 grammar, field = value.query.params.grammar, value.query.grammar_field

@@ -77,8 +77,12 @@ class Account:
         limits = {"requests": quota.requests, "input tokens": quota.input_tokens, "output tokens": quota.output_tokens}
         self._buckets = {what: Bucket(rate, now) for what, rate in limits.items() if rate is not None}
 
-    def admit(self, input_tokens: int, now: float) -> None:
+    def admit(self, input_tokens: int, now: float, generates: bool = True, field: str = "prompt") -> None:
         """Take what a request needs.
+
+        Args:
+            generates: it has output tokens, so it waits while those are overdrawn.
+            field: what holds its tokens.
 
         Raises:
             BadInput: it needs more prompt tokens than the key may ever send at once.
@@ -86,11 +90,15 @@ class Account:
         """
         quota = self.quota
         if quota.input_tokens is not None and input_tokens > quota.input_tokens:
-            raise BadInput("prompt", f"{input_tokens} tokens; this key may send {quota.input_tokens} a minute")
+            raise BadInput(field, f"{input_tokens} tokens; this key may send {quota.input_tokens} a minute")
         if quota.concurrent is not None and self.active >= quota.concurrent:
             problem = f"this key has {self.active} requests in flight, as many as it may"
             raise ApiError(429, problem, code="rate_limit_exceeded", retry_after=1, headers=self.headers(now))
-        needed = {"requests": 1.0, "input tokens": float(input_tokens), "output tokens": 1.0}
+        needed = {
+            "requests": 1.0,
+            "input tokens": float(input_tokens),
+            "output tokens": 1.0 if generates else -math.inf,
+        }
         waits = {what: bucket.wait(needed[what], now) for what, bucket in self._buckets.items()}
         what = max(waits, key=lambda name: waits[name], default="")
         if what and waits[what] > 0:
@@ -140,10 +148,10 @@ class Quotas:
         self._clock = clock
         self._accounts: dict[str, Account] = {}  # as many as there are keys at most
 
-    def admit(self, tenant: str, input_tokens: int) -> Lease:
+    def admit(self, tenant: str, input_tokens: int, generates: bool = True, field: str = "prompt") -> Lease:
         """Let a request in, or raise as `Account.admit` does. Close what is returned when the request has ended."""
         account, now = self._account(tenant), self._clock()
-        account.admit(input_tokens, now)
+        account.admit(input_tokens, now, generates, field)
         return Lease(account, self._clock, account.headers(now))
 
     def _account(self, tenant: str) -> Account:
