@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headway.plan.answers import Errors
+from headway.plan.answers_lists import Errors
 from headway.plan.runs import PublicRun
 from headway.plan.score import score
 from headway.roofline.calibrate import FITTED, Calibration

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from headway.core.errors import BadInput
-from headway.plan.answers import Errors
+from headway.plan.answers_lists import Errors
 from headway.plan.runs import NEEDED, read_runs
 from headway.plan.score import score
 

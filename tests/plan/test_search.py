@@ -13,7 +13,7 @@ import pytest
 from headway.cli import main
 from headway.core.errors import BadInput
 from headway.plan import options
-from headway.plan.answers import Search
+from headway.plan.answers_lists import Search
 from headway.plan.audit import audit, fewest_bytes, judge
 from headway.plan.estimates import served
 from headway.plan.load import curves, most

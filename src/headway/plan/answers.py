@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headway.plan.traffic import Target, Traffic
-from headway.roofline.cost import PriceRow
 from headway.roofline.frontier import FrontierPoint
-from headway.roofline.hardware import Hardware
-from headway.roofline.levers import Lever
 from headway.roofline.memory import MemoryPlan
 from headway.roofline.timing import Range
 
@@ -86,9 +82,20 @@ class Prefill(Answer, frozen=True, kw_only=True):
     range: Range | None = None
 
 
+class ServedLoad(msgspec.Struct, frozen=True):
+    """An estimate of served requests at `load` in flight: seconds, and requests/s of the replica, of `output` tokens
+    each (in a `Range`, the slowest end first)."""
+
+    load: float
+    tpot: Range
+    ttft: Range
+    requests_per_second: Range
+    output_tokens: float
+
+
 class Frontier(Answer, frozen=True, kw_only=True):
     """Interactivity against throughput at one context; landmarks as in `roofline.frontier`. `fits_batch`: the largest
-    that memory holds."""
+    that memory holds. `served`: estimates for an engine's requests; `abstained`: why there are none."""
 
     context: int
     knee: float | None
@@ -96,11 +103,14 @@ class Frontier(Answer, frozen=True, kw_only=True):
     ceiling: float | None
     fits_batch: int
     points: list[FrontierPoint]
+    served: list[ServedLoad] = []
+    abstained: str = ""
 
 
 class Capacity(Answer, frozen=True, kw_only=True):
     """The largest batch and its limits, as in `roofline.capacity`. `gpus_needed`: fewest that hold the weights and one
-    sequence, where these do not. `seconds`: the step at that batch."""
+    sequence, where these do not. `seconds`: the step at that batch. `served`: the most in flight by the estimate of an
+    engine's requests, `surely`: with the p90 of their TPOT within the promise; `abstained`: why there is none."""
 
     context: int
     tpot_ms: float | None
@@ -115,6 +125,9 @@ class Capacity(Answer, frozen=True, kw_only=True):
     gpus_needed: int | None = None
     seconds: float | None = None
     tokens_per_second: float | None = None
+    served: ServedLoad | None = None
+    surely: ServedLoad | None = None
+    abstained: str = ""
 
     @property
     def failed(self) -> bool:
@@ -135,66 +148,6 @@ class TensorParallel(Answer, frozen=True, kw_only=True):
     binds: dict[int, str]
     terms: dict[int, dict[str, float]]
     fits: dict[int, bool]
-
-
-class Priced(Answer, frozen=True, kw_only=True):
-    """An answer in dollars. `mfu`: share of the peak that prefill is taken to reach."""
-
-    context: int
-    price_per_gpu_hour: float
-    price_source: str
-    mfu: float
-
-
-class Cost(Priced, frozen=True, kw_only=True):
-    """Dollars per million tokens of a replica busy `utilisation` of the time; the decode step behind it. `ratio`: price
-    of output over that of input. The input price counts `cache_hit` of it as hits, the "fresh" one none."""
-
-    batch: int
-    fits: bool
-    utilisation: float
-    cache_hit: float
-    seconds: float
-    binds: str
-    terms: dict[str, float]
-    ratio: float | None
-    usd_per_million_input: float
-    usd_per_million_output: float
-    usd_per_million_fresh_input: float
-    prefill_tokens_per_second: float
-    decode_tokens_per_second: float
-    usd_per_hour: float
-
-
-class CostTable(Priced, frozen=True, kw_only=True):
-    """Prices by batch, the weights' read alone counted, and which batches' caches do not fit at `context`."""
-
-    weights_gb: float
-    memory_gb: float
-    free_gb: float
-    rows: list[PriceRow]
-
-
-class Ratio(Answer, frozen=True, kw_only=True):
-    """Price of an output token over that of an input token: the weights' part and the cache's. `input_tokens`: length
-    of a prompt, which only exact mode asks for."""
-
-    batch: int
-    context: int
-    mfu: float
-    input_tokens: int | None
-    ratio: float
-    weights_part: float
-    cache_part: float
-
-
-class Levers(Answer, frozen=True, kw_only=True):
-    """What each change to the replica is worth, largest gain first."""
-
-    batch: int
-    input_tokens: int
-    output_tokens: int
-    levers: list[Lever]
 
 
 class Sensitivity(msgspec.Struct, frozen=True):
@@ -240,184 +193,3 @@ class Served(Answer, frozen=True, kw_only=True):
     seconds: float
     tokens_per_second: float
     terms: dict[str, float]
-
-
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """Replicas that carry the traffic within the targets.
-
-    Attributes:
-        rank: 1 is the cheapest. gpus: of one replica. total_gpus: of all.
-        replicas: that decode (and prefill, unless `prefill_replicas` do).
-        attention_dp: groups of a replica's GPUs with sequences of their own. memory: of one GPU.
-        max_model_len: context limit to set: what the traffic needs, as far as the memory holds it.
-        batch, peak_batch: decodes at once, in the mean and at the target's percentile. chunk: prompt tokens per step.
-        rows: sequences that a replica must hold to carry its goodput.
-        ttft_ms, tpot_ms: at the target's percentile.
-        basis: "calibrated", "extrapolated", or "measured" on this machine.
-        goodput: requests/s it could carry. utilisation: the traffic's share of that. headroom: the rest, over it.
-        survives_one_loss: of a replica.
-        limited_by: what breaks first: "memory", "tpot", "ttft", "throughput".
-        flags: by engine, the command lines that run it.
-    """
-
-    rank: int
-    name: str
-    hardware: str
-    hardware_kind: str
-    gpus: int
-    total_gpus: int
-    precision: str
-    replicas: int
-    prefill_replicas: int
-    attention_dp: int
-    memory: MemoryPlan
-    max_model_len: int
-    batch: float
-    peak_batch: int
-    rows: int
-    chunk: int
-    ttft_ms: float
-    tpot_ms: float
-    mean_tpot_ms: float
-    basis: str
-    goodput: float
-    utilisation: float
-    headroom: float
-    survives_one_loss: bool
-    limited_by: str
-    price_per_gpu_hour: float
-    usd_per_hour: float
-    usd_per_million_input: float
-    usd_per_million_output: float
-    flags: dict[str, str] = {}
-
-
-class Rejected(msgspec.Struct, frozen=True):
-    """A deployment that cannot carry the traffic, and why."""
-
-    name: str
-    reason: str
-
-
-class Search(Verdict, frozen=True, kw_only=True):
-    """Deployments, cheapest first. `considered`: how many were tried."""
-
-    model: str
-    kind: str = "estimate"
-    mode: str = "exact"
-    basis: str
-    traffic: Traffic
-    target: Target
-    budget: float | None
-    deployments: list[Offer]
-    considered: int
-    rejected: list[Rejected]
-    assumptions: list[str]
-
-    @property
-    def failed(self) -> bool:
-        return not self.deployments
-
-
-class Model(msgspec.Struct, frozen=True):
-    """A catalogued model and the hub ids that have its shape. `cache_bytes`: of one sequence of 8192 tokens."""
-
-    name: str
-    ids: list[str]
-    parameters: float
-    active_parameters: float
-    layers: int
-    context: int
-    weight_format: str
-    weight_bytes: float
-    cache_bytes: float
-
-
-class Models(Verdict, frozen=True, kw_only=True):
-    """Catalogued models."""
-
-    models: list[Model]
-
-    @property
-    def failed(self) -> bool:
-        return not self.models
-
-
-class Devices(Verdict, frozen=True, kw_only=True):
-    """Catalogued devices, figures per device."""
-
-    devices: list[Hardware]
-
-    @property
-    def failed(self) -> bool:
-        return not self.devices
-
-
-class Claim(msgspec.Struct, frozen=True):
-    """The verdict on one row of a file, by its line. `flags` empty: nothing impossible found. `unchecked`: why it could
-    not be judged, if so. `doubt`: why its device cannot have done it alone."""
-
-    row: int
-    model: str
-    hardware: str
-    mbu: float | None
-    mfu: float | None
-    flags: tuple[str, ...]
-    unchecked: str
-    doubt: str = ""
-
-
-class Audit(Verdict, frozen=True, kw_only=True):
-    """Verdicts on a file of claims: how many rows, how many of them checked, the flagged ones, how often each reason
-    stood in the way of a check, and those that are too large for their devices."""
-
-    file: str
-    rows: int
-    checked: int
-    flagged: int
-    unchecked: dict[str, int]
-    claims: list[Claim]
-    doubted: list[Claim]
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.claims)
-
-
-class Errors(msgspec.Struct, frozen=True):
-    """Percent, of `n` runs: mean and median of |predicted/measured - 1|, its signed mean, share inside the p10-p90
-    range, share abstained from. None: no such runs."""
-
-    n: int
-    mape: float | None
-    median: float | None
-    bias: float | None
-    coverage: float | None
-    abstained: float
-
-
-class Group(Errors, frozen=True, kw_only=True):
-    """TPOT errors of the runs of one model, system and engine; `kind`: "dense" or "moe"."""
-
-    model: str
-    system: str
-    backend: str
-    kind: str
-    ttft_mape: float | None
-
-
-class Counted(msgspec.Struct, frozen=True):
-    """`n` rows, by reason."""
-
-    n: int
-    reasons: dict[str, int]
-
-
-class Score(Verdict, frozen=True, kw_only=True):
-    """Predictions against measured runs, by kind of model ("dense", "moe")."""
-
-    tpot: dict[str, Errors]
-    ttft: dict[str, Errors]
-    groups: list[Group]
-    skipped: Counted
-    abstained: Counted

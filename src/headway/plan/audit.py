@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from headway.core.errors import BadInput
-from headway.plan.answers import Audit, Claim
+from headway.plan.answers_lists import Audit, Claim
 from headway.roofline.hardware import Hardware, find_hardware
 from headway.roofline.utilisation import mbu, mfu
 from headway.shape.catalogue import find_model, model_config

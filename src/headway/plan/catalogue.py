@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.plan.answers import Devices, Model, Models
+from headway.plan.answers_lists import Devices, Model, Models
 from headway.roofline.hardware import hardware_catalogue
 from headway.shape.catalogue import catalogue_ids, find_model
 from headway.shape.model import kv_bytes

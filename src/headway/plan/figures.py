@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.plan.answers import Frontier, Search, Step, TensorParallel
+from headway.plan.answers import Frontier, Step, TensorParallel
+from headway.plan.answers_lists import Search
 from headway.report.figures import LIMIT
 from headway.roofline.frontier import FrontierPoint
 

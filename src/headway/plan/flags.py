@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from math import ceil
 
-from headway.plan.answers import Offer
+from headway.plan.answers_lists import Offer
 from headway.roofline.hardware import UTILISATION
 from headway.shape.catalogue import hub_id
 from headway.shape.model import ModelShape

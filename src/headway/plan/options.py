@@ -10,7 +10,7 @@ import msgspec
 from headway.core.errors import BadInput
 from headway.core.slo import parse_slo
 from headway.engine.references import load_device, load_shape, profile_of
-from headway.plan.answers import Search
+from headway.plan.answers_lists import Search
 from headway.plan.search import Wanted, search
 from headway.plan.traffic import Target, Traffic, from_trace
 from headway.roofline.hardware import Hardware, hardware_catalogue

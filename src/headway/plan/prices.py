@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from headway.core.errors import BadInput
-from headway.plan.answers import Cost, CostTable, Levers, Ratio
+from headway.plan.answers_prices import Cost, CostTable, Levers, Ratio
 from headway.plan.setup import BOUNDS, Setup, gpus_needed, whole_from
 from headway.plan.steps import kind_of
 from headway.report.units import dollars, gigabytes
 from headway.roofline import levers as lever_tables
 from headway.roofline.capacity import capacity, memory_plan
 from headway.roofline.cost import price_ratio, price_table, token_cost
+from headway.roofline.deployment import Deployment
 from headway.roofline.hardware import Hardware
-from headway.roofline.replica import decode, not_negative
+from headway.roofline.levers import Lever
+from headway.roofline.replica import Replica, decode, not_negative
 from headway.roofline.speculation import Draft
+from headway.shape.formats import known_format
 
 
 def price_of(device: Hardware, given: float | None) -> tuple[float, str]:
@@ -49,9 +53,11 @@ def cost(
     setup: Setup, table: bool = False, batches: Sequence[int] = (1, 8, 64, 256), batch: int | None = None,
     context: int | None = None, input_tokens: int = 2000, price: float | None = None, mfu: float = 0.5,
     cache_hit: float = 0.0, hit_cost: float = 0.0, utilisation: float = 1.0, tpot_ms: float | None = None,
+    output_tokens: int = 500,
 ) -> Cost | CostTable:  # fmt: skip
-    """$/M input and output tokens (B9). Without a batch: the largest that fits (and meets the TPOT target). With
-    `table`: by batch, from `mfu`, `price` and the weights alone; of the first text's example if nothing is named."""
+    """$/M input and output tokens (B9), and what an engine's requests are estimated to cost. Without a batch: the
+    largest that fits (and meets the TPOT target). With `table`: by batch, from `mfu`, `price` and the weights alone; of
+    the first text's example if nothing is named."""
     if table:
         if setup.model is None and setup.hardware is None:  # the text's rounded peak included
             setup = msgspec.structs.replace(
@@ -88,7 +94,22 @@ def cost(
         binds=step.binds, terms=step.terms,
         ratio=tokens.usd_per_million_output / tokens.usd_per_million_input if tokens.usd_per_million_input else None,
         **msgspec.structs.asdict(tokens),
+        **_served(setup, replica, batch, input_tokens, output_tokens, cache_hit, hourly, utilisation),
     )  # fmt: skip
+
+
+def _served(
+    setup: Setup, replica: Replica, batch: int, prompt: int, output: int, hit: float, hourly: float, utilisation: float
+) -> dict[str, Any]:
+    """The estimate at this batch, or as many as the engine holds; or why it abstains."""
+    from headway.plan import forecast  # brings numpy, which a bound does not need
+
+    whole_from(1, "--output-tokens", output)
+    whole_from(1, "--input-tokens", prompt)
+    one = forecast.deployed(setup, replica, batch, prompt, output)
+    one = msgspec.structs.replace(one, cached=min(hit * prompt, prompt - 1))
+    found = forecast.prices(one, [float(batch)], hourly * replica.gpus, utilisation)
+    return {"abstained": found} if isinstance(found, str) else {"served": found[0]}
 
 
 def _cost_table(setup: Setup, batches: Sequence[int], context: int, price: float | None, mfu: float) -> CostTable:
@@ -160,5 +181,38 @@ def levers(
     return Levers(
         **setup.about(replica, assumptions=assumptions, longest=input_tokens + output_tokens),
         batch=batch, input_tokens=input_tokens, output_tokens=output_tokens,
-        levers=lever_tables.levers(replica, batch, input_tokens, output_tokens, draft, cache_hit, mfu),
+        levers=_estimated(
+            setup, replica, lever_tables.levers(replica, batch, input_tokens, output_tokens, draft, cache_hit, mfu),
+            batch, input_tokens, output_tokens, cache_hit,
+        ),
     )  # fmt: skip
+
+
+def _estimated(
+    setup: Setup, replica: Replica, found: list[Lever], batch: int, prompt: int, output: int, hit: float
+) -> list[Lever]:
+    """The levers with what an engine's closed loop says of those that it knows, by that, then by the bound."""
+    from headway.plan import forecast
+
+    def after(lever: Lever) -> Deployment | None:
+        name, change = lever.name, msgspec.structs.replace
+        if name.startswith("weights in "):
+            format = known_format(name.removeprefix("weights in "))
+            return change(now, precision=format.measured or format.name) if format else None
+        if name == "speculative decoding":
+            drafts = lever.note.partition(" ")[0]
+            return change(now, drafts=int(drafts)) if drafts.isdigit() else None
+        changes: dict[str, dict[str, float]] = {
+            "cache in 8 bits": {"cache_bytes": 1.0}, "half the output tokens": {"output": output / 2},
+            "twice the GPUs": {"gpus": 2 * now.gpus}, "prefix cache": {"cached": min(hit * prompt, prompt - 1)},
+        }  # fmt: skip
+        return change(now, **changes[name]) if name in changes else None
+
+    now = forecast.deployed(setup, replica, batch, prompt, output)
+    then = {lever.name: one for lever in found if (one := after(lever)) is not None}
+    before, *rates = forecast.requests_per_dollar([now, *then.values()])
+    worth = {
+        name: rate / before for name, rate in zip(then, rates, strict=True) if rate is not None and before is not None
+    }
+    levers = [msgspec.structs.replace(lever, estimated=worth.get(lever.name)) for lever in found]
+    return sorted(levers, key=lambda lever: -(lever.requests if lever.estimated is None else lever.estimated))

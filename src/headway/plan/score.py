@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from headway.core.errors import BadInput
-from headway.plan.answers import Counted, Errors, Group, Score
+from headway.plan.answers_lists import Counted, Errors, Group, Score
 from headway.plan.load import CHUNKS, curves
 from headway.plan.runs import PublicRun, read_runs
 from headway.roofline.calibrate import Calibration, Estimate, calibration

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import BadInput
-from headway.plan.answers import Offer, Rejected, Search
+from headway.plan.answers_lists import Offer, Rejected, Search
 from headway.plan.estimates import calibrated_step, served
 from headway.plan.flags import engine_flags
 from headway.plan.load import Curve, ReplicaLoad, curves, measured_curve, most

@@ -146,7 +146,26 @@ def frontier(setup: Setup, context: int = 4096, batches: Sequence[int] = (), res
         **setup.about(replica, longest=context), context=context,
         knee=curve.knee, critical_context=curve.critical_context,
         ceiling=curve.ceiling, fits_batch=curve.fits, points=curve.points,
+        **_served(setup, replica, [point.batch for point in curve.points if point.fits], context),
     )  # fmt: skip
+
+
+def _served(setup: Setup, replica: Replica, loads: Sequence[float], context: int) -> dict[str, Any]:
+    """Estimates at these loads, or why there are none."""
+    from headway.plan import forecast  # brings numpy, which a bound does not need
+
+    found = forecast.forecasts(setup, replica, loads, *forecast.lengths(context))
+    return {"served": found.points, "abstained": found.abstained}
+
+
+def _served_within(setup: Setup, replica: Replica, batch: int, context: int, tpot: float | None) -> dict[str, Any]:
+    """The most in flight that an engine holds, and serves within the promise: in the middle, and at p90."""
+    ladder = frontiers.default_batches(max(1, batch))
+    found = _served(setup, replica, ladder if tpot is not None else [batch], context)
+    points = found.pop("served")
+    kept = [one for one in points if tpot is None or one.tpot.p50 <= tpot]
+    sure = [one for one in points if tpot is not None and one.tpot.p90 <= tpot]
+    return found | {"served": kept[-1] if kept else None, "surely": sure[-1] if sure else None}
 
 
 def capacity(setup: Setup, context: int = 4096, tpot_ms: float | None = None, reserve_gb: float = 0.0) -> Capacity:
@@ -164,6 +183,7 @@ def capacity(setup: Setup, context: int = 4096, tpot_ms: float | None = None, re
         context=context, tpot_ms=tpot_ms, **msgspec.structs.asdict(found),
         gpus_needed=None if found.memory_batch else gpus_needed(replica, context, 1, reserve),
         seconds=seconds, tokens_per_second=found.batch / seconds if seconds else None,
+        **_served_within(setup, replica, found.batch, context, None if tpot_ms is None else tpot_ms * 1e-3),
     )  # fmt: skip
 
 

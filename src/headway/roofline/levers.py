@@ -24,6 +24,7 @@ class Lever(msgspec.Struct, frozen=True):
         requests: requests per dollar after over before, at the same batch, prompts included.
         batch_before, batch_after: sequences that fit in memory.
         note: what it costs, or when it does not apply.
+        estimated: `requests` by an engine's closed loop; None where nothing like it was measured.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Lever(msgspec.Struct, frozen=True):
     batch_before: int
     batch_after: int
     note: str = ""
+    estimated: float | None = None
 
 
 def mean_context(input_tokens: float, output_tokens: float) -> float:

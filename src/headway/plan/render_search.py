@@ -1,0 +1,85 @@
+"""How deployments found for some traffic are shown."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from headway.plan import figures
+from headway.plan.answers_lists import Offer, Search
+from headway.plan.parts import assumed, document
+from headway.report.document import Commands, Document, Drawing, Grid, Part, Text
+from headway.report.units import dollars, same_digits, seconds, yes
+
+
+@document.register
+def _(a: Search) -> Document:
+    asked = [Text(traffic(a)), Text(f"{a.kind.upper()}. {a.basis}")]
+    refused = Grid(["deployment", "reason"], [[r.name, r.reason] for r in a.rejected], "Rejected", left=("reason",))
+    if not a.deployments:
+        return Document(f"No deployment of {a.model} meets the targets", [*asked, refused, *assumed(a.assumptions)])
+    head = ["deployment", "TTFT", "TPOT", "$/h", "$/M in", "$/M out", "used", "N+1"]
+    prices = zip(
+        *(same_digits(getattr(r, f"usd_per_{what}") for r in a.deployments)
+          for what in ("hour", "million_input", "million_output")),
+        strict=True,
+    )  # fmt: skip
+    rows = [
+        [f"{r.rank}. {_short(r)}", *(_guessed(r) + seconds(ms / 1e3) for ms in (r.ttft_ms, r.tpot_ms)), *price,
+         f"{r.utilisation:.0%}", yes(r.survives_one_loss)]
+        for r, price in zip(a.deployments, prices, strict=True)
+    ]  # fmt: skip
+    first = a.deployments[0]
+    tried = f"{a.considered} tried, {len(a.rejected)} rejected" + (" (the --html page says why)" if a.rejected else "")
+    return Document(f"Deployments for {a.model}, cheapest first", [
+        *asked, Grid(head, rows),
+        Text("used: share of what it can carry; N+1: survives the loss of a replica; ~: extrapolated", "note"),
+        Text(tried), *_commands(first),
+        *assumed(a.assumptions),
+    ], [
+        Drawing(partial(figures.search, answer=a)), _in_full(a),
+        *(part for r in a.deployments[1:] for part in _commands(r)), *([refused] if a.rejected else []),
+    ])  # fmt: skip
+
+
+def _short(r: Offer) -> str:
+    """The deployment in few letters: replicas, P of them for prefill and D for decode, each so many GPUs."""
+    replicas = f"{r.prefill_replicas}P+{r.replicas}D" if r.prefill_replicas else str(r.replicas)
+    dp = f" DP{r.attention_dp}" if r.attention_dp > 1 else ""
+    return f"{replicas} x TP{r.gpus}{dp} {r.hardware.removesuffix('-sxm')} {r.precision}"
+
+
+def _guessed(r: Offer) -> str:
+    return "~" if r.basis == "extrapolated" else ""
+
+
+def _commands(r: Offer) -> list[Part]:
+    """What runs it, engine by engine."""
+    each = f", each of {r.replicas} replicas" if r.replicas > 1 and not r.prefill_replicas else ""
+    return [Text(f"to run {r.rank}. {r.name}{each}:"), *(Commands(command.split("\n")) for command in r.flags.values())]
+
+
+def _in_full(a: Search) -> Grid:
+    """Every column, which a terminal has no room for."""
+    head = ["deployment", "GPUs", "goodput, req/s", "headroom", "batch (peak)", "chunk", "limit",
+            "basis", "$/GPU-h"]  # fmt: skip
+    rows = [
+        [f"{r.rank}. {r.name}", str(r.total_gpus), f"{r.goodput:.3g}", f"{r.headroom:.0%}",
+         f"{r.batch:.1f} ({r.peak_batch})", str(r.chunk), r.limited_by, r.basis, dollars(r.price_per_gpu_hour)]
+        for r in a.deployments
+    ]  # fmt: skip
+    return Grid(head, rows, "In full", left=("limit", "basis"))
+
+
+def traffic(a: Search) -> str:
+    """The traffic and the targets in one sentence."""
+    t, target = a.traffic, a.target
+    promised = [
+        f"{name} {seconds(value)}"
+        for name, value in (("TTFT", target.ttft), ("TPOT", target.tpot))
+        if value is not None
+    ]
+    promise = f"; {' and '.join(promised)} for {target.share:.0%} of requests" if promised else ""
+    return (
+        f"{t.rate:.3g} requests/s of {t.input_tokens:.0f} tokens in ({t.cache_hit:.0%} cached) and "
+        f"{t.output_tokens:.0f} out ({t.source}){promise}"
+    )
