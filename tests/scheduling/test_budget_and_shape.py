@@ -75,6 +75,10 @@ def test_the_largest_chunk_within_the_time(milliseconds: float, most: int, chunk
             Budget(milliseconds=4, least=1),
             ["a[0:4]*", "a[4:5]* b[0:3]", "a[5:6]* b[3:6]", "a[6:7]* b[6:9]"],
         ),
+        (  # three times what the decode takes, although that is more than 4 ms: 2 for a, 4 for the chunk
+            Budget(milliseconds=4, stretch=3),
+            ["a[0:4]*", "a[4:5]* b[0:3]", "a[5:6]* b[3:6]", "a[6:7]* b[6:9]"],
+        ),
         (  # tokens and time: the tighter one counts
             Budget(milliseconds=8, tokens=4),
             ["a[0:4]*", "a[4:5]* b[0:3]", "a[5:6]* b[3:6]", "a[6:7]* b[6:9]"],

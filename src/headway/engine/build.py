@@ -280,7 +280,7 @@ def build_engine(
     progress: Progress | None = None,
     subscribers: Sequence[Fold] = (),
     make_writer: Callable[[Path, Header], EventWriter] = EventWriter,
-    encodes: bool = True,
+    serves: bool = False,
 ) -> Engine:
     """Load the model and get everything ready to serve.
 
@@ -289,7 +289,8 @@ def build_engine(
         progress: called while the model is fetched.
         subscribers: folds that receive every event of the engine.
         make_writer: opens the event log, if one is kept.
-        encodes: whether it will be given texts; False = only ids, and the tokenizer only has to decode.
+        serves: whether it is a server's: streams are read while prompts of others come in, so that steps are kept short
+            beside them; and it is given ids, never texts, so that the tokenizer only has to decode.
 
     Raises:
         HeadwayError: an option cannot be honoured, or the model's files are at fault.
@@ -301,7 +302,7 @@ def build_engine(
     tokenizer = Tokenizer(opened.info.tokenizer, cache=merges_folder())
     room = AdapterLimits(options.lora_room, options.max_lora_rank) if options.lora_room else None
     with ThreadPoolExecutor(1) as aside:
-        tried = aside.submit(tokenizer.encode, "") if encodes else None  # which finds what is damaged
+        tried = None if serves else aside.submit(tokenizer.encode, "")  # which finds what is damaged
         model = opened.prepare(backend, free, tokenizer.vocab_size, room)
         if tried is not None:
             tried.result()
@@ -324,7 +325,9 @@ def build_engine(
     )
     seen = regimes(model.shape, profile, backend.name, held_formats(model.shape, backend)) if profile and timing else []
     known = seen[0].model if seen else None
-    pacing = pace(executor, options.max_step_tokens, options.step_ms, known, measured=backend.deterministic)
+    pacing = pace(
+        executor, options.max_step_tokens, options.step_ms, known, measured=backend.deterministic, streams=serves
+    )
     regime = 0
     if seen and pacing.costs is not None:
         regime = nearest(seen, pacing.costs, decode_step(model.shape, 1, 1))

@@ -113,8 +113,9 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     step_ms: Annotated[
         float | None,
         Option(
-            "Longest step in ms that a prompt chunk may cause while others decode; default: three decode steps, as "
-            "measured at start, at least 20.",
+            "Longest step in ms that a prompt chunk may cause while others decode; default: of a server three decode "
+            "steps of one request, as measured at start, at least 20, and twice what its decodes take alone if that is "
+            "more; else none.",
             above=0,
             panel=CACHE,
         ),

@@ -302,7 +302,7 @@ def start_engine(line: bytes) -> Loaded:
         writers.append(ServerEventWriter(path, header, (options.event_log_mib or math.inf) * 2**20))
         return writers[-1]
 
-    engine = build_engine(options, subscribers=(tray.fold,), make_writer=make_writer, encodes=False)
+    engine = build_engine(options, subscribers=(tray.fold,), make_writer=make_writer, serves=True)
     settling = settle(engine.loop.executor, engine.pacing)
     next(settling)
     gc.collect()

@@ -25,7 +25,8 @@ TRIES = 2
 SETTLE_SECONDS = 0.5
 TOUCHED = 16  # blocks of each group that are written at once
 
-DECODES = 3.0  # what a step may take beside decodes, in decode steps
+DECODES = 3.0  # what a step may take beside decodes, in decode steps of one row
+STRETCH = 2.0  # the same beside many decodes, in steps of these: there, prompts get as much time as they
 LEAST_MS = 20.0  # a faster stream than fifty tokens a second helps nobody
 _LABEL = "warm-up"
 
@@ -68,7 +69,14 @@ class Pacing:
     text: str
 
 
-def pace(executor: Executor, tokens: int, step_ms: float | None, known: StepTimeModel | None, measured: bool) -> Pacing:
+def pace(
+    executor: Executor,
+    tokens: int,
+    step_ms: float | None,
+    known: StepTimeModel | None,
+    measured: bool,
+    streams: bool = True,
+) -> Pacing:
     """Warm the executor up, and decide how large its steps are to be.
 
     Args:
@@ -76,21 +84,27 @@ def pace(executor: Executor, tokens: int, step_ms: float | None, known: StepTime
         step_ms: most milliseconds beside decodes, if somebody says.
         known: an estimate of step times; None = from the first steps.
         measured: whether to size steps by time although nobody says how long they may be.
+        streams: whether somebody reads along, whom a long step would keep waiting; False = the largest steps, which do
+            the most per second, unless `step_ms` says otherwise.
     """
     if step_ms is None and not measured:
         return Pacing(Budget(tokens=tokens), known, None, f"up to {tokens} tokens")
     costs = measure_steps(executor)
     decode = 1e3 * (costs.step + costs.token)
-    milliseconds = step_ms or usual_step_ms(decode)
+    if step_ms is None and not streams:
+        return Pacing(Budget(tokens=tokens), known or costs, costs, f"up to {tokens} tokens")
+    budget = usual_budget(tokens, decode) if step_ms is None else Budget(tokens=tokens, milliseconds=step_ms)
+    longer = "" if step_ms is not None else f", or {STRETCH:g} times what these take alone,"
     text = (
-        f"up to {milliseconds:.3g} ms beside decodes, and {tokens} tokens; a decode step took {decode:.3g} ms at start"
+        f"up to {budget.milliseconds:.3g} ms beside decodes{longer} and {tokens} tokens; a decode step took "
+        f"{decode:.3g} ms at start"
     )
-    return Pacing(Budget(tokens=tokens, milliseconds=milliseconds), known or costs, costs, text)
+    return Pacing(budget, known or costs, costs, text)
 
 
-def usual_step_ms(decode_ms: float) -> float:
-    """Milliseconds that a step may take beside decodes, if nobody says, where a decode step takes `decode_ms`."""
-    return max(LEAST_MS, DECODES * decode_ms)
+def usual_budget(tokens: int, decode_ms: float) -> Budget:
+    """What a step of a server may hold, if nobody says, where a decode step of one row takes `decode_ms`."""
+    return Budget(tokens=tokens, milliseconds=max(LEAST_MS, DECODES * decode_ms), stretch=STRETCH)
 
 
 def settle(executor: Executor, pacing: Pacing, seconds: float = SETTLE_SECONDS) -> Iterator[int]:

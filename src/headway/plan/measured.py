@@ -16,11 +16,10 @@ import msgspec
 
 from headway.core.step import StepShape
 from headway.engine.options import EngineOptions
-from headway.engine.warmup import usual_step_ms
+from headway.engine.warmup import usual_budget
 from headway.roofline.deployment import Deployment
 from headway.roofline.step import StepTime, decode_step, mixed_step, prefill_step
 from headway.roofline.timing import Timing
-from headway.scheduling.budget import Budget
 
 ROUNDS = 60  # of the fixed point; halved steps, so it settles long before
 OURS = EngineOptions()
@@ -103,10 +102,9 @@ class ClosedLoop(msgspec.Struct, frozen=True):
     def _chunk(self, decodes: StepShape | None) -> tuple[int, float]:
         """Prompt tokens of a step beside these decodes, and its seconds; a chunk from the middle of the prompt."""
         shape, fresh = self.model.shape, self.fresh
-        budget = Budget()
-        one = usual_step_ms(1e3 * self.model.predict(decode_step(shape, 1, 1))) / self.slowness
-        base = self.model.predict(decodes) * 1e3 if decodes else 0.0
-        until = max(one, base + budget.least * one) if decodes else budget.alone * one
+        budget = usual_budget(OURS.max_step_tokens, 1e3 * self.model.predict(decode_step(shape, 1, 1)))
+        budget = msgspec.structs.replace(budget, milliseconds=(budget.milliseconds or 0.0) / self.slowness)
+        until = budget.until(self.model.predict(decodes) * 1e3 if decodes else 0.0)
 
         def seconds(tokens: int) -> float:
             piece = prefill_step(shape, tokens, self.cached + (fresh - tokens) // 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -41,6 +42,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         tokens: new tokens at most, None = whatever the executor can do.
         milliseconds: time that a step with running decodes should not exceed. Needs a step-time model.
         least: share of `tokens` and of `milliseconds` that prompts get even if the decodes alone use up the step.
+        stretch: how many times as long as its decodes alone a step may take, however long that is; 1 = no longer.
+            Without it prompts trickle in where many decode, the batch stays small, and whoever waits pays for it.
         alone: how many times `milliseconds` a step may take that holds no decodes: nobody's stream waits for it, but
             whoever arrives does.
 
@@ -51,6 +54,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     milliseconds: float | None = None
     least: float = 0.125
+    stretch: float = 1.0
     alone: float = 4.0
 
     def __post_init__(self) -> None:
@@ -60,8 +64,17 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             raise BadInput("milliseconds", f"{self.milliseconds} is not a number above 0")
         if not 0 < self.least <= 1:
             raise BadInput("least", f"{self.least} is not a share above 0, up to 1")
-        if not self.alone >= 1:
-            raise BadInput("alone", f"{self.alone} is not a number from 1 up")
+        for name in ("stretch", "alone"):
+            if not getattr(self, name) >= 1:
+                raise BadInput(name, f"{getattr(self, name)} is not a number from 1 up")
+
+    def until(self, decodes: float) -> float:
+        """Milliseconds that a step may take whose decodes alone take so many; 0 = it has none."""
+        if self.milliseconds is None:
+            return math.inf
+        if not decodes:
+            return self.alone * self.milliseconds
+        return max(self.milliseconds, decodes + self.least * self.milliseconds, self.stretch * decodes)
 
 
 def largest_chunk(shape: ShapeBuilder, start: int, most: int, model: StepTimeModel, milliseconds: float) -> int:

@@ -66,9 +66,9 @@ class Forecast:
         if builder.rows:
             beside = self._model.predict(builder.build())
         chunk = self._model.predict(builder.with_row(0, most, 1)) - beside
-        size, target = float(most), self._budget.milliseconds
-        if beside and target is not None and chunk > 0:  # in smaller chunks, so that decodes come in time
-            size = min(size, max(most * (1e-3 * target - beside) / chunk, most * self._budget.least))
+        size = float(most)
+        if beside and chunk > 0:  # in smaller chunks, so that decodes come in time
+            size = min(size, most * (1e-3 * self._budget.until(1e3 * beside) - beside) / chunk)
         return tokens / size * (beside + chunk * size / most)
 
     def _begun(self) -> list[int]:

@@ -84,7 +84,8 @@ class Step:
         self._deepest = 0  # where the deepest of them begins
         self._opened = False  # the pass for prompts has begun
         self._base = 0.0  # predicted milliseconds of the decodes
-        self._until: float | None = None  # predicted milliseconds at which the step should end; None = no limit
+        self._until: float | None = None  # milliseconds at which the step should end; None = no limit
+        self._stretched = 0.0  # predicted milliseconds up to which it may last, however slow the machine
 
     @property
     def running(self) -> int:
@@ -220,25 +221,22 @@ class Step:
         self._opened = True
         room = self.state.limits.max_tokens_per_step - self._tokens
         self.left = min(room, max(self._most - self._tokens, round(self._most * self._budget.least), 1))
-        target = self._budget.milliseconds
-        if self._model is None or self.shape is None or target is None:
+        if self._model is None or self.shape is None or self._budget.milliseconds is None:
             return
-        if self._decodes:
-            self._base = self._predicted_ms()
-            self._until = max(target, self._base + self._budget.least * target)
-        else:
-            self._until = self._budget.alone * target
+        self._base = self._predicted_ms() if self._decodes else 0.0
+        self._until, self._stretched = self._budget.until(self._base), self._budget.stretch * self._base
 
     @contextmanager
     def sparing(self, tokens: int, part: int) -> Iterator[None]:
         """Plan with `tokens` fewer, and without one part in `part` of the time."""
-        left, until, used = self.left, self._until, self._tokens
+        left, until, stretched, used = self.left, self._until, self._stretched, self._tokens
         self.left -= tokens
         if until is not None:
             self._until = until - (until - self._base) / part
+            self._stretched = stretched - (stretched - self._base) / part
         yield
         self.left = left - (self._tokens - used)
-        self._until = until
+        self._until, self._stretched = until, stretched
 
     def chunk(self, row: Row) -> None:
         """Plan the next chunk of a running row, as large as budget, blocks and time allow; possibly none."""
@@ -351,7 +349,8 @@ class Step:
         if self._until is None:
             return count, False
         assert self.shape is not None and self._model is not None
-        fits = largest_chunk(self.shape, start, count, self._model, self._until / self._slowness(start))
+        longest = max(self._until / self._slowness(start), self._stretched)
+        fits = largest_chunk(self.shape, start, count, self._model, longest)
         return max(fits, 0 if self._chunks else 1), fits < count
 
     def _plan_chunk(self, row: Row, count: int, timed_out: bool) -> None:

@@ -13,7 +13,7 @@ from headway.core.events import EventLog
 from headway.core.options import Option, Options, declared
 from headway.core.step import Capabilities
 from headway.engine.options import MAX_STEP, EngineOptions
-from headway.engine.warmup import usual_step_ms
+from headway.engine.warmup import usual_budget
 from headway.executor.simulated import SimulatedRanks
 from headway.roofline.calibrate import calibration
 from headway.roofline.deployment import Deployment
@@ -138,13 +138,12 @@ def deployed(
         block_size=size, blocks=blocks, windows=tuple(group.window for group in priced.shape.groups), max_rows=rows,
         max_tokens_per_step=tokens, max_model_len=min(longest, memory.longest),
     )  # fmt: skip
-    milliseconds = setup.step_ms
-    if milliseconds is None and cpu:
-        milliseconds = usual_step_ms(1e3 * timing.model.predict(decode_step(priced.shape, 1, 1)))
-    if milliseconds is not None:
-        milliseconds /= timing.high  # steps vary, and a scheduler that serves sizes chunks so that most end in time
+    budget = Budget(tokens=tokens, milliseconds=setup.step_ms)
+    if setup.step_ms is None and cpu:
+        budget = usual_budget(tokens, 1e3 * timing.model.predict(decode_step(priced.shape, 1, 1)))
+    if budget.milliseconds is not None:  # steps vary, and a scheduler that serves sizes chunks so that most end in time
+        budget = msgspec.structs.replace(budget, milliseconds=budget.milliseconds / timing.high)
     hourly = device.price.typical if price is None and device.price else price
-    budget = Budget(tokens=tokens, milliseconds=milliseconds)
     return Deployed(priced, setup, timing.model, _label(timing), memory, limits, budget, hourly)
 
 
