@@ -188,7 +188,8 @@ class LLM:
 
         Args:
             prompt: a text or token ids to be continued, or a conversation.
-            regex, json_path: what an answer says: see `vote.by_regex`, `vote.by_json_path`. Give one.
+            regex: what an answer says, as `vote.by_regex` finds it. Give this or `json_path`.
+            json_path: the same, as `vote.by_json_path` finds it.
 
         Raises:
             HeadwayError: the prompt was refused, or an argument is out of range.
