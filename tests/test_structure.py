@@ -12,13 +12,13 @@ SOURCE = Path(__file__).parents[1] / "src" / "headway"
 FLOORS = {
     "core": 1, "shape": 1,
     "roofline": 2, "report": 2, "cache": 2, "scheduling": 2, "ops": 2, "sampling": 2, "speculation": 2, "text": 2,
-    "traffic": 2, "metrics": 2,
+    "traffic": 2, "metrics": 2, "routing": 2,
     "model": 3, "executor": 4, "engine": 5, "measure": 6, "client": 6,
     "serve": 7, "plan": 7, "simulate": 7, "bench": 7, "cluster": 7,
     "lab": 8, "cli": 8,
 }  # fmt: skip
 SIBLINGS = {"serve", "plan", "simulate", "bench", "cluster"}  # what two of them need goes down a floor
-PURE = ("core", "cache", "scheduling")
+PURE = ("core", "cache", "scheduling", "routing")
 BANNED_IN_PURE = {"numpy", "torch", "time", "random", "datetime", "secrets"}
 COUNTING = {"shape", "roofline"}  # who computes cache bytes, weight bytes and FLOPs; all others ask them
 COUNTED = {  # fields of a shape that are of no use but to compute those

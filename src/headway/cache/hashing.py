@@ -41,6 +41,20 @@ class BlockHasher:
         """Name of the block `payload` that follows `parent`."""
         return blake2b(parent + payload, digest_size=NAME_BYTES, key=self._key, person=b"headway-block").digest()
 
+    def chain(self, root: bytes, tokens: Sequence[int]) -> list[bytes]:
+        """Names of the blocks of a prompt that a lookup may find: all full ones before its last token."""
+        count = max(0, len(tokens) - 1) // self.block_size
+        whole = struct.pack(f"<{count * self.block_size}q", *tokens[: count * self.block_size])
+        return self.chain_bytes(root, whole, 8 * self.block_size)
+
+    def chain_bytes(self, root: bytes, payload: bytes, size: int) -> list[bytes]:
+        """Names of the full pieces of `size` bytes."""
+        names, parent = [], root
+        for start in range(0, len(payload) - size + 1, size):
+            parent = self.name(parent, payload[start : start + size])
+            names.append(parent)
+        return names
+
 
 def agreeing(one: Sequence[bytes], other: Sequence[bytes]) -> int:
     """How many blocks two chains of names have in common from the start. By bisection: a name stands for all before."""
