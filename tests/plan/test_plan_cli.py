@@ -232,7 +232,7 @@ def test_every_answer_says_what_it_assumes(capsys: pytest.CaptureFixture[str]) -
     assert "accepted with 80% (--acceptance) and costs 5% of a step (--draft-cost)" in levers
     assert "if 80% are accepted" in levers
     cost = " ".join(plan(["cost", *STEP[1:]], capsys).split())
-    assert "per GPU-hour, typical of $1.30 to $5.00 seen by 2026-05 (--price)" in cost
+    assert "per GPU-hour (on-demand), typical of $1.99 to $5.00 seen by 2026-05 (--price, --price-basis)" in cost
     for verb in ("step", "prefill", "frontier", "capacity", "tp", "ratio", "explain", "estimate"):
         found = answer([verb, *STEP[1:]], capsys)["assumptions"]
         assert any("3.35 TB/s" in line and "2026-11-29" in line for line in found), verb
@@ -339,8 +339,8 @@ def test_models_and_devices_are_listed(capsys: pytest.CaptureFixture[str]) -> No
     assert all("deepseek" in entry["name"] for entry in found)
     assert next(m for m in found if m["name"] == "deepseek-v3")["active_parameters"] == pytest.approx(37e9, rel=0.03)
     device = next(d for d in answer(["hardware"], capsys)["devices"] if d["name"] == "h100-sxm")
-    assert device["price"]["date"] == "2026-05" and device["bandwidth"] == 3.35e12
-    assert "$2.95 (2026-05)" in plan(["hardware", "h100"], capsys)
+    assert device["price"]["on-demand"]["date"] == "2026-05" and device["bandwidth"] == 3.35e12
+    assert "$2.95 on-demand 2026-05" in plan(["hardware", "h100"], capsys)
     with pytest.raises(SystemExit) as stopped:
         main(["plan", "models", "nonesuch"])
     assert stopped.value.code == 1

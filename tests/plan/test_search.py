@@ -17,6 +17,7 @@ from headway.plan.answers_lists import Search
 from headway.plan.audit import audit, fewest_bytes, judge
 from headway.plan.estimates import served
 from headway.plan.load import curves, most
+from headway.plan.quotes import own_prices
 from headway.plan.render import document
 from headway.plan.search import Wanted, search
 from headway.plan.traffic import Target, Traffic, from_trace
@@ -250,7 +251,7 @@ def test_single_targets_win_over_those_of_the_list() -> None:
 BAD = {
     "--slo": lambda: options.target(None, None, "e2e=1s", 99),
     "--rate": lambda: options.traffic(None, None, 1, 1, None),
-    "--prices": lambda: options.parse_prices("h100-sxm=cheap"), "--hardware": lambda: options.devices("h100,h999"),
+    "--prices": lambda: own_prices("h100-sxm=cheap"), "--hardware": lambda: options.devices("h100,h999"),
     "--percentile": lambda: ranked(Wanted((H100,)), target=Target(share=1.0)),
     "--cache-hit": lambda: ranked(Wanted((H100,)), msgspec.structs.replace(TRAFFIC, cache_hit=1.0)),
     "--input-tokens": lambda: ranked(Wanted((H100,)), msgspec.structs.replace(TRAFFIC, input_tokens=0)),

@@ -15,7 +15,7 @@ from headway.roofline.capacity import capacity, memory_batch
 from headway.roofline.collectives import AllReduce, Fastest, all_reduce_of, served_all_reduce
 from headway.roofline.cost import blended_input, price_ratio, token_cost, usd_per_million
 from headway.roofline.frontier import ceiling, critical_context, frontier, knee
-from headway.roofline.hardware import UTILISATION, find_hardware, hardware_catalogue
+from headway.roofline.hardware import BASES, UTILISATION, find_hardware, hardware_catalogue
 from headway.roofline.levers import levers, mean_context
 from headway.roofline.memory import replica_memory
 from headway.roofline.queueing import (
@@ -279,8 +279,9 @@ def test_tokens_that_are_no_hits_attend_to_the_hits_too() -> None:
 def test_every_figure_has_a_source_and_a_date() -> None:
     for device in hardware_catalogue().values():
         assert device.source and device.date and device.bandwidth > 0 and device.memory > 0, device.name
-        if device.price:
-            assert device.price.low <= device.price.typical <= device.price.high and device.price.source
+        assert set(device.price) <= set(BASES)
+        for price in device.price.values():
+            assert price.low <= price.typical <= price.high and price.source
 
 
 def test_peaks_are_dense_and_never_derived() -> None:

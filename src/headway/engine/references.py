@@ -12,6 +12,7 @@ from headway.model.hub import CONFIG, FetchError, HubSource, fetch_config, parse
 from headway.model.reading import read_json
 from headway.model.source import DEFAULT_MODEL, resolve
 from headway.roofline.hardware import Hardware, find_hardware
+from headway.roofline.own_hardware import is_file, read_devices
 from headway.roofline.profile import Profile, device_of, load_profile
 from headway.shape.catalogue import find_model, model_config, variant_of
 from headway.shape.config import shape_from_config
@@ -52,8 +53,14 @@ def load_shape(reference: str) -> ModelShape:
 
 
 def load_device(reference: str, field: str = "--hardware") -> Hardware:
-    """A catalogued device, `this-machine` (measured by `headway probe`, with the memory that is free now), or a
-    profile's .json file."""
+    """A catalogued device, `this-machine` (measured by `headway probe`, with the memory that is free now), a
+    profile's .json file, or a device of a user's FILE.toml (FILE.toml:NAME where it has several)."""
+    if is_file(reference):
+        devices = read_devices(reference, field)
+        if len(devices) > 1:
+            names = ", ".join(f"{reference}:{device.name}" for device in devices)
+            raise BadInput(field, f"{reference} has several devices; name one: {names}")
+        return devices[0]
     profile = profile_of(reference, field)
     return find_hardware(reference, field) if profile is None else device_of(profile)
 

@@ -54,6 +54,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     survives_one_loss: bool
     limited_by: str
     price_per_gpu_hour: float
+    price_basis: str
     usd_per_hour: float
     usd_per_million_input: float
     usd_per_million_output: float
@@ -68,12 +69,14 @@ class Rejected(msgspec.Struct, frozen=True):
 
 
 class Search(Verdict, frozen=True, kw_only=True):
-    """Deployments, cheapest first. `considered`: how many were tried."""
+    """Deployments, cheapest first, all priced on one basis but where the user gave a figure ("given").
+    `considered`: how many were tried."""
 
     model: str
     kind: str = "estimate"
     mode: str = "exact"
     basis: str
+    price_basis: str
     traffic: Traffic
     target: Target
     budget: float | None

@@ -28,11 +28,13 @@ class ServedPrice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Priced(Answer, frozen=True, kw_only=True):
-    """An answer in dollars. `mfu`: share of the peak that prefill is taken to reach."""
+    """An answer in dollars, on one price basis ("given": the user's figure). `mfu`: share of the peak that prefill is
+    taken to reach."""
 
     context: int
     price_per_gpu_hour: float
     price_source: str
+    price_basis: str
     mfu: float
 
 

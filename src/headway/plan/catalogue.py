@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headway.plan.answers_lists import Devices, Model, Models
 from headway.roofline.hardware import hardware_catalogue
+from headway.roofline.own_hardware import is_file, read_devices
 from headway.shape.catalogue import catalogue_ids, find_model
 from headway.shape.model import kv_bytes
 
@@ -25,6 +26,8 @@ def models(word: str = "") -> Models:
 
 
 def hardware(word: str = "") -> Devices:
-    """Catalogued devices whose name or aliases contain `word`, as they stand in hardware.toml."""
+    """Catalogued devices whose name or aliases contain `word`, as they stand in hardware.toml; or a FILE.toml's."""
+    if is_file(word):
+        return Devices(devices=read_devices(word, "WORD"))
     known = hardware_catalogue().values()
     return Devices(devices=[d for d in known if any(word.lower() in name for name in (d.name, *d.aliases))])

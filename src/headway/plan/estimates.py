@@ -69,6 +69,7 @@ def served(
 def estimate(setup: Setup, concurrency: int = 64, input_tokens: int = 2000, output_tokens: int = 500) -> Served:
     """TTFT and TPOT of served requests with p10-p90 ranges, or bounds and the reason for abstaining."""
     replica = setup.replica(("textbook", "calibrated"))
+    setup.needs_peak(replica)  # of prompts
     deployment = served(
         replica.shape, replica.hardware, setup.engine, replica.precision, setup.gpus, concurrency, input_tokens,
         output_tokens, setup.kv,

@@ -8,7 +8,7 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.plan.answers_prices import PriceList, SoldRow
-from headway.plan.prices import price_assumption, price_of
+from headway.plan.quotes import quoted
 from headway.plan.setup import BOUNDS, Setup, whole_from
 from headway.roofline.capacity import memory_batch
 from headway.roofline.cost import token_cost
@@ -23,6 +23,7 @@ def invoice(
     setup: Setup, input_price: float | None = None, cached_price: float | None = None,
     output_price: float | None = None, margin: float = 0.5, input_tokens: int = 2000, output_tokens: int = 500,
     cache_hit: float = 0.0, price: float | None = None, utilisation: float = 1.0, mfu: float = 0.5,
+    prices: str | None = None, price_basis: str | None = None,
 ) -> PriceList:  # fmt: skip
     """With prices: what is left of them at every batch on this replica, and what they imply. Without: the prices that
     leave `margin`. Costs are an engine's estimate where runs like it were measured, else bounds."""
@@ -41,7 +42,8 @@ def invoice(
     whole_from(1, "--output-tokens", output_tokens)
     replica = setup.replica(BOUNDS)
     setup.needs_peak(replica)
-    hourly, source = price_of(replica.hardware, price)
+    quote = quoted(replica.hardware, price, prices, price_basis)
+    hourly = quote.usd
     most = memory_batch(replica, mean_context(input_tokens, output_tokens))
     if not most:
         raise BadInput("--gpus", "not one request fits in the memory of these")
@@ -60,14 +62,14 @@ def invoice(
     return PriceList(
         **setup.about(
             replica, () if not abstained else (f"costs are bounds, so margins are the most there can be: {abstained}",),
-            (price_assumption(replica.hardware, hourly, price is not None),
+            (quote.line(),
              f"{input_tokens:,} tokens in, {cache_hit:.0%} cached (--cache-hit), {output_tokens:,} out",
              f"busy {utilisation:.0%} of the time (--utilisation)"),
             longest=input_tokens + output_tokens,
         )
         | {"kind": "bound" if abstained else "estimate"},
-        context=round(mean_context(input_tokens, output_tokens)), price_per_gpu_hour=hourly, price_source=source,
-        mfu=mfu,
+        context=round(mean_context(input_tokens, output_tokens)), price_per_gpu_hour=hourly,
+        price_source=quote.source, price_basis=quote.basis, mfu=mfu,
         asked=None not in asked, input_price=given[0], cached_price=given[1], output_price=given[2],
         break_even_batch=min(covered, default=None), margin=last.margin if None not in asked else margin,
         price_ratio=given[2] / given[0], cost_ratio=last.usd_per_million_output / last.usd_per_million_input,

@@ -11,9 +11,11 @@ from headway.core.errors import BadInput
 from headway.core.slo import parse_slo
 from headway.engine.references import load_device, load_shape, profile_of
 from headway.plan.answers_lists import Search
+from headway.plan.quotes import checked_basis, common_basis, own_prices
 from headway.plan.search import Wanted, search
 from headway.plan.traffic import Target, Traffic, from_trace
 from headway.roofline.hardware import Hardware, hardware_catalogue
+from headway.roofline.own_hardware import is_file, read_devices
 
 
 def find(
@@ -21,11 +23,14 @@ def find(
     trace: Path | None = None, cache_hit: float | None = None, ttft_ms: float | None = None,
     tpot_ms: float | None = None, slo: str | None = None, percentile: float = 99.0, precision: str = "stored",
     kv: str | None = None, degrees: Sequence[int] = (1, 2, 4, 8), split: bool = True, budget: float | None = None,
-    prices: str | None = None, most: int = 10, engine: str = "vllm",
+    prices: str | None = None, price_basis: str | None = None, most: int = 10, engine: str = "vllm",
 ) -> Search:  # fmt: skip
     """`search` with everything as users write it."""
+    own = own_prices(prices)
+    among = tuple(own.priced(device) for device in devices(hardware))
+    basis = checked_basis(price_basis) or common_basis(among, own.figures)
     wanted = Wanted(
-        devices(hardware), tuple(precision.split(",")), kv, tuple(degrees), split, budget, parse_prices(prices), most,
+        among, tuple(precision.split(",")), kv, tuple(degrees), split, budget, own.figures, basis, most,
         engine, next((found for name in hardware.split(",") if (found := profile_of(name.strip()))), None),
     )  # fmt: skip
     asked = traffic(trace, rate, input_tokens, output_tokens, cache_hit)
@@ -55,26 +60,14 @@ def target(ttft_ms: float | None, tpot_ms: float | None, slo: str | None, percen
 
 
 def devices(text: str) -> tuple[Hardware, ...]:
-    """Catalogued devices by name; `all` = every one that has a price and a peak."""
+    """Devices by name or of a user's file; `all` = every catalogued one that has a price and a peak."""
     if text == "all":
         return tuple(
             device for device in hardware_catalogue().values()
             if device.price and device.peaks and device.name != "h100-rounded-1e15"
         )  # fmt: skip
-    found = {device.name: device for device in (load_device(name.strip()) for name in text.split(","))}
-    return tuple(found.values())
-
-
-def parse_prices(text: str | None) -> dict[str, float]:
-    """`h100-sxm=2,b200=4` as dollars per GPU-hour by catalogued name."""
     found = {}
-    for part in text.split(",") if text else ():
-        name, _, price = part.partition("=")
-        try:
-            value = float(price)
-        except ValueError:
-            raise BadInput("--prices", f"{part!r}; accepted: device=dollars, like h100-sxm=2") from None
-        if not 0 <= value < float("inf"):
-            raise BadInput("--prices", f"{part!r}; accepted: dollars per GPU-hour from 0")
-        found[load_device(name.strip(), "--prices").name] = value
-    return found
+    for name in map(str.strip, text.split(",")):
+        for device in read_devices(name) if is_file(name) else [load_device(name)]:
+            found[device.name] = device
+    return tuple(found.values())

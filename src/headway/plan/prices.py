@@ -9,39 +9,18 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.plan.answers_prices import Cost, CostTable, Levers, Ratio
+from headway.plan.quotes import Asked, quoted
 from headway.plan.setup import BOUNDS, Setup, gpus_needed, whole_from
 from headway.plan.steps import kind_of
-from headway.report.units import dollars, gigabytes
+from headway.report.units import gigabytes
 from headway.roofline import levers as lever_tables
 from headway.roofline.capacity import capacity, memory_plan
 from headway.roofline.cost import price_ratio, price_table, token_cost
 from headway.roofline.deployment import Deployment
-from headway.roofline.hardware import Hardware
 from headway.roofline.levers import Lever
 from headway.roofline.replica import Replica, decode, not_negative
 from headway.roofline.speculation import Draft
 from headway.shape.formats import known_format
-
-
-def price_of(device: Hardware, given: float | None) -> tuple[float, str]:
-    """Dollars per GPU-hour and where the figure is from."""
-    if given is not None:
-        if not 0 <= given < float("inf"):
-            raise BadInput("--price", f"{given}; accepted: dollars per GPU-hour from 0")
-        return given, "given"
-    if device.price is None:
-        raise BadInput("--price", f"no price is catalogued for {device.name}; give dollars per GPU-hour")
-    known = device.price
-    return known.typical, f"typical of {known.low:g}-{known.high:g} $/GPU-h seen by {known.date}: {known.source}"
-
-
-def price_assumption(device: Hardware, price: float, given: bool, option: str = "--price") -> str:
-    """The price in one line, with its date; the sources stand in `plan hardware`."""
-    known = device.price
-    if given or known is None:
-        return f"{device.name} at {dollars(price)} per GPU-hour, as given"
-    span = f"typical of {dollars(known.low)} to {dollars(known.high)} seen by" if known.low < known.high else "as of"
-    return f"{device.name} at {dollars(price)} per GPU-hour, {span} {known.date} ({option})"
 
 
 def input_note(mfu: float) -> tuple[str, ...]:
@@ -53,7 +32,7 @@ def cost(
     setup: Setup, table: bool = False, batches: Sequence[int] = (1, 8, 64, 256), batch: int | None = None,
     context: int | None = None, input_tokens: int = 2000, price: float | None = None, mfu: float = 0.5,
     cache_hit: float = 0.0, hit_cost: float = 0.0, utilisation: float = 1.0, tpot_ms: float | None = None,
-    output_tokens: int = 500,
+    output_tokens: int = 500, prices: str | None = None, price_basis: str | None = None,
 ) -> Cost | CostTable:  # fmt: skip
     """$/M input and output tokens (B9), and what an engine's requests are estimated to cost. Without a batch: the
     largest that fits (and meets the TPOT target). With `table`: by batch, from `mfu`, `price` and the weights alone; of
@@ -63,10 +42,11 @@ def cost(
             setup = msgspec.structs.replace(
                 setup, model="llama-3.1-405b", hardware="h100-rounded-1e15", gpus=8, precision="fp8", kv="fp8"
             )
-        return _cost_table(setup, batches, 8192 if context is None else context, price, mfu)
+        return _cost_table(setup, batches, 8192 if context is None else context, mfu, (price, prices, price_basis))
     context = 4096 if context is None else context
     replica = setup.replica(BOUNDS)
-    hourly, source = price_of(replica.hardware, price)
+    quote = quoted(replica.hardware, price, prices, price_basis)
+    hourly = quote.usd
     setup.needs_peak(replica)  # of prompts
     found = capacity(replica, max(context, 1), None if tpot_ms is None else tpot_ms * 1e-3)
     batch = found.batch if batch is None else batch
@@ -82,14 +62,15 @@ def cost(
         attend_hits=True, utilisation=utilisation,
     )  # fmt: skip
     assumptions = (
-        price_assumption(replica.hardware, hourly, price is not None),
+        quote.line(),
         f"prompts of {input_tokens:,} tokens (--input-tokens), {cache_hit:.0%} cached (--cache-hit) at "
         f"{hit_cost:.0%} of the cost (--hit-cost)",
         f"busy {utilisation:.0%} of the time (--utilisation)",
     )
     return Cost(
         **setup.about(replica, input_note(mfu), assumptions, longest=context), batch=batch, context=context,
-        fits=batch <= found.memory_batch, price_per_gpu_hour=hourly, price_source=source,
+        fits=batch <= found.memory_batch, price_per_gpu_hour=hourly, price_source=quote.source,
+        price_basis=quote.basis,
         utilisation=utilisation, mfu=mfu, cache_hit=cache_hit, seconds=step.seconds,
         binds=step.binds, terms=step.terms,
         ratio=tokens.usd_per_million_output / tokens.usd_per_million_input if tokens.usd_per_million_input else None,
@@ -112,25 +93,26 @@ def _served(
     return {"abstained": found} if isinstance(found, str) else {"served": found[0]}
 
 
-def _cost_table(setup: Setup, batches: Sequence[int], context: int, price: float | None, mfu: float) -> CostTable:
+def _cost_table(setup: Setup, batches: Sequence[int], context: int, mfu: float, priced: Asked) -> CostTable:
     """The first text's table (weights only), and which batches' caches do not fit at the context."""
     replica = setup.replica()
-    hourly, source = price_of(replica.hardware, price)
+    quote = quoted(replica.hardware, *priced)
     if not batches or min(batches) < 1:
         raise BadInput("--batches", "accepted: whole numbers from 1, like 1,8,64,256")
-    rows = price_table(replica, list(batches), context, hourly, mfu)
+    rows = price_table(replica, list(batches), context, quote.usd, mfu)
     memory, free = (setup.gpus * size for size in (replica.hardware.usable, memory_plan(replica).room))
     notes = list(input_note(mfu))
     if slower := [str(row.batch) for row in rows if row.compute_seconds > row.seconds]:
         notes.append(f"batch {', '.join(slower)}: the arithmetic, left out here, takes longer than reading the weights")
     assumptions = (
         "steps read the weights and nothing else",
-        price_assumption(replica.hardware, hourly, price is not None),
+        quote.line(),
         f"weights {gigabytes(replica.weights)} of {gigabytes(memory)}; the cache sized at context {context}",
     )
     return CostTable(
-        **setup.about(replica, tuple(notes), assumptions, longest=context), context=context, price_per_gpu_hour=hourly,
-        price_source=source, mfu=mfu, weights_gb=replica.weights / 1e9, memory_gb=memory / 1e9,
+        **setup.about(replica, tuple(notes), assumptions, longest=context), context=context,
+        price_per_gpu_hour=quote.usd, price_source=quote.source, price_basis=quote.basis, mfu=mfu,
+        weights_gb=replica.weights / 1e9, memory_gb=memory / 1e9,
         free_gb=free / 1e9, rows=rows,
     )  # fmt: skip
 
@@ -169,6 +151,7 @@ def levers(
     if any(not value >= 1 for value in draft.curve):
         raise BadInput("--acceptance-curve", f"{min(draft.curve)}; accepted: tokens per step from 1")
     replica = setup.replica(BOUNDS)
+    setup.needs_peak(replica)  # of prompts
     accepted = (
         f"drafts emit {', '.join(f'{value:g}' for value in draft.curve)} tokens per step (--acceptance-curve)"
         if draft.curve

@@ -28,7 +28,8 @@ def _(a: Devices) -> Document:
         return f"{device.peaks[format] / 1e12:,.0f}" if format in device.peaks else "-"
 
     def price(device: Hardware) -> str:
-        return f"{dollars(device.price.typical)} ({device.price.date})" if device.price else "-"
+        basis = device.basis()
+        return f"{dollars(device.price[basis].typical)} {basis} {device.price[basis].date}" if basis else "-"
 
     formats = ("bf16", "fp8", "fp4")
     rows = [
@@ -36,9 +37,10 @@ def _(a: Devices) -> Document:
          f"{d.link.bandwidth / 1e9:,.0f} x {d.link.group}" if d.link else "-", price(d)]
         for d in a.devices
     ]  # fmt: skip
-    head = ["device", "GB", "GB/s", "bf16", "fp8", "fp4", "link GB/s", "$/h (seen)"]
+    head = ["device", "GB", "GB/s", "bf16", "fp8", "fp4", "link GB/s", "$/h, seen"]
     sources = Listing("sources", [
-        f"{d.name} ({d.date}): {d.source}" + (f"; price: {d.price.source}" if d.price else "") for d in a.devices
+        f"{d.name} ({d.date}): {d.source}" + "".join(f"; {basis} price: {p.source}" for basis, p in d.price.items())
+        for d in a.devices
     ])  # fmt: skip
     what = "--hardware takes these names, and `this-machine` after `headway probe`. Peaks: dense TFLOP/s."
     return Document(f"{len(rows)} devices known by name", [Text(what), Grid(head, rows)], [sources])

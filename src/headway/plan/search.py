@@ -16,11 +16,11 @@ from headway.plan.answers_lists import Offer, Rejected, Search
 from headway.plan.estimates import calibrated_step, served
 from headway.plan.flags import engine_flags
 from headway.plan.load import Curve, ReplicaLoad, curves, measured_curve, most
-from headway.plan.prices import price_assumption
+from headway.plan.quotes import GIVEN, Quote
 from headway.plan.traffic import Target, Traffic, check
 from headway.report.units import gigabytes, metric
 from headway.roofline.deployment import Deployment, Pool
-from headway.roofline.hardware import NETWORK, Hardware
+from headway.roofline.hardware import BASES, NETWORK, Hardware
 from headway.roofline.profile import Profile
 from headway.roofline.replica import Replica, deploy
 from headway.roofline.step import can_split
@@ -43,6 +43,7 @@ class Wanted(msgspec.Struct, frozen=True):
         hardware: devices. precisions: of the weights; "stored" = as the checkpoint has them. kv: of the cache.
         degrees: GPUs of one replica. split: also consider separate prefill and decode pools.
         budget: most dollars per hour. prices: dollars per GPU-hour by device, in place of the catalogue's.
+        basis: of the catalogue's prices, one for the whole ranking.
         most: deployments to list.
         engine: whose calibrated constants to take.
         profile: of the measured machine among the hardware, by whose own steps it is judged.
@@ -55,6 +56,7 @@ class Wanted(msgspec.Struct, frozen=True):
     split: bool = True
     budget: float | None = None
     prices: dict[str, float] = {}
+    basis: str = BASES[0]
     most: int = 10
     engine: str = "vllm"
     profile: Profile | None = None
@@ -105,7 +107,8 @@ def search(model_name: str, shape: ModelShape, traffic: Traffic, target: Target,
         for rank, row in enumerate(found[: wanted.most], start=1)
     ]
     return Search(
-        model=shape.name, basis=BASIS, traffic=traffic, target=target, budget=wanted.budget, deployments=best,
+        model=shape.name, basis=BASIS, price_basis=wanted.basis, traffic=traffic, target=target,
+        budget=wanted.budget, deployments=best,
         considered=len(found) + len(rejected), rejected=rejected,
         assumptions=_assumptions(traffic, wanted, {row.hardware for row in best}),
     )  # fmt: skip
@@ -117,8 +120,7 @@ def _assumptions(traffic: Traffic, wanted: Wanted, listed: set[str]) -> list[str
     for device in wanted.hardware:
         price = price_of(device, wanted)
         if price is not None and device.name in listed:
-            line = price_assumption(device, price, price != (device.price and device.price.typical), "--prices")
-            lines.append(f"{line}; {gigabytes(device.usable)}")
+            lines.append(f"{price.line('--prices, --price-basis')}; {gigabytes(device.usable)}")
     burst = "Poisson" if traffic.arrival_cv2 == 1 else f"arrivals with a squared variation of {traffic.arrival_cv2:.2g}"
     lines.append(f"{burst}; lengths at their mean; {traffic.cache_hit:.0%} of input cached (--cache-hit)")
     if wanted.split:
@@ -187,12 +189,13 @@ def _basis(deployment: Deployment) -> str:
     return "extrapolated" if reason else "calibrated"
 
 
-def price_of(device: Hardware, wanted: Wanted) -> float | None:
-    """Dollars per GPU-hour, the user's figure first."""
+def price_of(device: Hardware, wanted: Wanted) -> Quote | None:
+    """Per GPU-hour, the user's figure first, else on the one basis of this ranking."""
     for name, price in wanted.prices.items():
         if name == device.name or name in device.aliases:
-            return price
-    return device.price.typical if device.price else None
+            return Quote(device, price, GIVEN, GIVEN)
+    known = device.price.get(wanted.basis)
+    return Quote(device, known.typical, wanted.basis, known.source) if known else None
 
 
 def _mixed(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> Offer | Rejected:
@@ -255,10 +258,13 @@ def _priced(
 ) -> Offer | Rejected:  # fmt: skip
     """The deployment with its bill, `prefill_share` of which is for prompts; rejected when it cannot be priced or is
     over budget. `full`: a replica at its goodput, for which engines are set up."""
-    d, price = c.deployment, price_of(c.device, wanted)
+    d, quote = c.deployment, price_of(c.device, wanted)
     total = (replicas + prefill_replicas) * d.gpus
-    if price is None:
-        return Rejected(c.name, "no price is catalogued; give one with --prices")
+    if quote is None:
+        others = ", ".join(c.device.price)
+        there = f"no {wanted.basis} price is known (--price-basis: {others})" if others else "no price is catalogued"
+        return Rejected(c.name, f"{there}; give one with --prices")
+    price = quote.usd
     hour = price * total
     if wanted.budget is not None and hour > wanted.budget:
         return Rejected(c.name, f"{total} GPUs at ${hour:,.2f}/h are over the budget")
@@ -271,7 +277,7 @@ def _priced(
         chunk=min(load.chunk, full.chunk), ttft_ms=ttft * 1e3,
         tpot_ms=load.tpot * 1e3, mean_tpot_ms=load.mean_tpot * 1e3, basis=c.basis,
         goodput=goodput, utilisation=traffic.rate / goodput, headroom=goodput / traffic.rate - 1,
-        price_per_gpu_hour=price, usd_per_hour=hour,
+        price_per_gpu_hour=price, price_basis=quote.basis, usd_per_hour=hour,
         usd_per_million_input=hour * prefill_share / (tokens * traffic.input_tokens),
         usd_per_million_output=hour * (1 - prefill_share) / (tokens * traffic.output_tokens), **rest,
     )  # fmt: skip

@@ -67,6 +67,9 @@ class Setup(msgspec.Struct, frozen=True):
             peak=None if self.peak_tflops is None else self.peak_tflops * 1e12,
             mode=Textbook if self.counting == "textbook" else Replica,
         )  # fmt: skip
+        if self.peak_tflops is not None and device.peak(replica.math) is None:
+            device = msgspec.structs.replace(device, peaks=device.peaks | {replica.math: replica.pi})
+            replica = msgspec.structs.replace(replica, hardware=device)
         for field, value in (("--overhead-us", self.overhead_us), ("--skew", self.skew)):
             not_negative(field, value)
         check_layout(replica.shape, self.gpus)

@@ -35,8 +35,12 @@ class Link(msgspec.Struct, frozen=True):
     peer: float | None = None
 
 
+# What an hourly price pays for, cheapest to leave first. Owned: cost of ownership; spot: may be taken away at any time.
+BASES = ("on-demand", "1-year", "3-year", "owned", "spot")
+
+
 class Price(msgspec.Struct, frozen=True):
-    """Dollars to rent one device for an hour: a range seen on the market, and a typical figure to plan with."""
+    """Dollars for one device and hour, on one basis: a range seen on the market, and a typical figure to plan with."""
 
     low: float
     high: float
@@ -53,6 +57,7 @@ class Hardware(msgspec.Struct, frozen=True):
         kind: "gpu", "tpu" or "cpu".
         memory: bytes on the label. visible: bytes a process was seen to have; None = not looked up.
         bandwidth: beta, bytes/s of that memory.
+        price: by basis (`BASES`).
         peaks: pi by number format, dense FLOP/s.
         power: watts, 0 = not known.
         measured: bandwidth share of the label that was measured, where it is far from usual.
@@ -68,7 +73,7 @@ class Hardware(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     visible: float | None = None
     link: Link | None = None
-    price: Price | None = None
+    price: dict[str, Price] = {}
     power: float = 0.0
     measured: float | None = None
     notes: str = ""
@@ -78,6 +83,10 @@ class Hardware(msgspec.Struct, frozen=True):
         """C_HBM, what one device has for weights, activations and caches, in every mode and for every verb. An "80 GB"
         GPU has 80 GiB of chips; what engines plan with of them are the label's 80e9 bytes."""
         return self.memory if self.visible is None else self.visible * UTILISATION
+
+    def basis(self) -> str | None:
+        """Of its price where none is asked for; None if it has no price."""
+        return next((basis for basis in BASES if basis in self.price), None)
 
     def crosses_nodes(self, gpus: int) -> bool:
         """Do so many devices need more than one scale-up group?"""
@@ -108,10 +117,15 @@ class Hardware(msgspec.Struct, frozen=True):
 def hardware_catalogue() -> dict[str, Hardware]:
     """Every catalogued device by name."""
     table = tomllib.loads(CATALOGUE.read_text())
-    return {name: _device(name, entry) for name, entry in table.items()}
+    return {name: device_from(name, entry) for name, entry in table.items()}
 
 
-def _device(name: str, entry: dict[str, Any]) -> Hardware:
+def device_from(name: str, entry: dict[str, Any]) -> Hardware:
+    """A device of its table.
+
+    Raises:
+        msgspec.ValidationError: a field that is missing or of another kind.
+    """
     return msgspec.convert({"name": name} | entry, Hardware)
 
 

@@ -143,7 +143,7 @@ def deployed(
         budget = usual_budget(tokens, 1e3 * timing.model.predict(decode_step(priced.shape, 1, 1)))
     if budget.milliseconds is not None:  # steps vary, and a scheduler that serves sizes chunks so that most end in time
         budget = msgspec.structs.replace(budget, milliseconds=budget.milliseconds / timing.high)
-    hourly = device.price.typical if price is None and device.price else price
+    hourly = device.price[basis].typical if price is None and (basis := device.basis()) else price
     return Deployed(priced, setup, timing.model, _label(timing), memory, limits, budget, hourly)
 
 
