@@ -198,6 +198,26 @@ def test_a_budget_alone_ends_reasoning(model: TinyModel, grammars: Grammars) -> 
         assert "}" in text_of(deltas)[:16]
 
 
+def test_a_grammar_that_makes_too_many_states_is_refused_in_one_sentence(
+    grammars: Grammars, checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the last letters may be the one that the rest hangs on: nothing of it shows at the first token."""
+    ahead = checker.check(Grammar.regex("([a-z]*a[a-z]{12}b|[a-z]*c[a-z]{14}d|[a-z]*e[a-z]{13}f)"))
+    assert grammars.begin(ahead).result() is not None
+    few = "headway.text.grammar_worker.STATES"
+    monkeypatch.setattr(few, 20)
+    fresh = Grammars(cast(Any, Letters()))
+    loop = TinyModel().loop(grammars=fresh, eos_ids=(EOS,))
+    params = SamplingParams(temperature=0, max_tokens=9, grammar=ahead)
+    refused = loop.submit(Submit(id="0", tokens=(1, 2), params=params))
+    assert isinstance(refused, Refusal) and refused.status == 400
+    assert "more than the 20 states that one may have" in refused.message and "\n" not in refused.message
+    plain = msgspec.structs.replace(params, grammar=checker.check(Grammar.regex("[a-c]{2}")))
+    assert loop.submit(Submit(id="1", tokens=(1, 2), params=plain)) is None
+    drain(loop)
+    fresh.close()
+
+
 def test_what_is_compiled_is_bounded(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
     """What requests follow stays; beyond the bound others are forgotten, and then no more are taken."""
     grammars = Grammars(cast(Any, Letters()))

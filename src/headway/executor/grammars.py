@@ -22,12 +22,13 @@ from headway.roofline.memory import GRAMMARS
 from headway.sampling.grammar import GrammarState
 from headway.sampling.rows import only
 from headway.text.aside import step_back
-from headway.text.grammar_worker import limits
+from headway.text.grammar_worker import limits, sentence
 from headway.text.tokenizer import Tokenizer
 
 MOST = 1024  # compiled grammars at once, and those that nobody follows just now
 ROOM = GRAMMARS  # bytes that they take together
 EACH, PER_CHARACTER = 64 << 10, 64  # bytes of a compiled one, about, and for each character of its source
+FOLLOWED = 16  # tokens of this model: what they lead to may be far more than what bytes do
 _STACK = 256 << 20  # bytes, reserved and not used: grammars that need more end the checker's process, which has less
 
 
@@ -124,11 +125,22 @@ class Grammars:
         if self._tokens is None:
             self._tokens = _ll_tokenizer(self._tokenizer)
         matcher = LLMatcher(self._tokens, grammar.source, log_level=0, limits=limits())
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # the first one may take long, and shows what cannot be followed
-        if matcher.is_error():
-            raise BadInput("grammar", matcher.get_error().partition("\n")[0])
+        problem = matcher.get_error() or self._followed(matcher.deep_copy())
+        if problem:
+            raise BadInput("grammar", sentence(problem))
         return matcher
+
+    def _followed(self, row: LLMatcher) -> str:
+        """What is wrong with a grammar within its first tokens. The states made on the way stay with the grammar."""
+        for _ in range(FOLLOWED):
+            mask = np.unpackbits(np.frombuffer(row.compute_bitmask(), np.uint8), bitorder="little")
+            ids = np.flatnonzero(mask[: self._tokenizer.vocab_size])
+            if row.is_error() or not len(ids):
+                break
+            row.consume_token(int(ids[len(ids) // 2]))
+            if row.is_error() or row.is_stopped():
+                break
+        return row.get_error()
 
 
 def size_of(grammar: Grammar) -> int:

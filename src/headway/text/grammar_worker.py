@@ -26,12 +26,13 @@ from llguidance.gbnf_to_lark import any_to_lark
 # with blanks for ever.
 WHITESPACE = r"(\x20|\x0A\x20{0,40})?"
 TRIED = 3  # tokens: a repetition of a repetition only shows its size behind the first one
+STATES = 32768  # of its lexer, made while it is followed and kept: half a kilobyte each, 16 MiB at most
 
 
 def limits() -> LLParserLimits:
     """What a grammar may take of llguidance. The fuel of the start is enough for a choice of the longest texts that one
     may hold, and two fifths of a second of processor time at most."""
-    return LLParserLimits(initial_lexer_fuel=250_000, verbose_errors=False)
+    return LLParserLimits(initial_lexer_fuel=250_000, max_lexer_states=STATES, verbose_errors=False)
 
 
 class GrammarFault(Exception):
@@ -111,7 +112,7 @@ def check(tokenizer: LLTokenizer, kind: str, source: str) -> str:
         if problem.startswith("NoExtension") or not (problem or any(mask)):
             raise GrammarFault("it begins texts that nothing ends" if number else "there is no text that it allows")
         if problem:
-            raise GrammarFault(problem)
+            raise GrammarFault(sentence(problem))
         matcher.consume_token(first_of(mask))
         if matcher.is_stopped() and not matcher.is_error():
             break
@@ -126,6 +127,11 @@ def first_of(mask: bytes) -> int:
 
 def sentence(problem: str) -> str:
     """Of what a parser says in several lines, perhaps with a drawing of the place."""
+    if "too many states" in problem:
+        return (
+            f"it takes more than the {STATES} states that one may have: shorten repetitions, as {{1,1000}}, and "
+            "alternatives that look far ahead"
+        )
     lines = problem.strip().splitlines() or ["it cannot be compiled"]
     why = next((line for line in lines if line.startswith("error:")), "")
     return (lines[0] + (" " + why if why else ""))[:400]
