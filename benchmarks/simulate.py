@@ -59,7 +59,7 @@ def timed(name: str, rows: list[TraceRow], run: Callable[[], object]) -> None:
 
 
 def by_the_scheduler(one: Deployed, source: Source) -> None:
-    trail, _ = playing._play(one, source, 1, "round-robin", 0, lambda ended: None)
+    trail, _ = playing._play(one, source, 1, playing.front_of(one, 1, playing.IN_TURN), 0, lambda ended: None)
     assert trail.counts["finished"]
 
 

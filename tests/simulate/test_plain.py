@@ -81,7 +81,7 @@ def test_native_is_the_scheduler(
 
 
 def by_the_scheduler(one: Deployed, source: Source, replicas: int = 1, detail: int = 0) -> tuple[Trail, int]:
-    return play._play(one, source, replicas, "round-robin", detail, lambda ended: None)
+    return play._play(one, source, replicas, play.front_of(one, replicas, play.IN_TURN), detail, lambda ended: None)
 
 
 def some(count: int) -> list[tuple[float, int, int]]:

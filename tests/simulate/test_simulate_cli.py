@@ -21,7 +21,7 @@ from headway.scheduling.scheduler import Scheduler
 from headway.simulate.arrivals import Closed, Lengths, rows_of
 from headway.simulate.deploy import EngineSetup
 from headway.simulate.driver import SimulatedReplica, run
-from headway.simulate.play import router
+from headway.simulate.front import Front
 from headway.simulate.traffic import Traffic
 from headway.simulate.trail import Trail
 from headway.simulate.workload import Answers, of_row
@@ -153,11 +153,26 @@ def test_contiguous_memory_admits_fewer(capsys: pytest.CaptureFixture[str]) -> N
     assert contiguous["kv_filled"]["max"] < 0.1 < contiguous["kv_use"]["max"], "most of what is reserved stays empty"
 
 
-@pytest.mark.parametrize("route", ["round-robin", "least-loaded"])
-def test_replicas_share_a_load(capsys: pytest.CaptureFixture[str], route: str) -> None:
+@pytest.mark.parametrize("router", ["round-robin", "least-loaded", "prefix", "session", "power-of-two"])
+def test_replicas_share_a_load(capsys: pytest.CaptureFixture[str], router: str) -> None:
     one = simulated(capsys, "--rate", "200", *SHORT)
-    two = simulated(capsys, "--rate", "200", *SHORT, "--replicas", "2", "--route", route)
-    assert two["replicas"] == 2 and two["tpot_ms"]["mean"] < one["tpot_ms"]["mean"]
+    two = simulated(capsys, "--rate", "200", *SHORT, "--replicas", "2", "--router", router)
+    assert two["replicas"] == 2 and two["router"] == router and two["tpot_ms"]["mean"] < one["tpot_ms"]["mean"]
+
+
+def test_full_replicas_let_requests_wait_at_the_router(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("--rate", "200", *SHORT, "--replicas", "2", "--router", "least-loaded")
+    free, few = simulated(capsys, *load), simulated(capsys, *load, "--most-in-flight", "2")
+    assert few["load"] == free["load"] and few["batch"]["mean"] <= 2 < free["batch"]["mean"]
+    assert few["ttft_ms"]["mean"] > free["ttft_ms"]["mean"], "waiting there is waiting too"
+
+
+@pytest.mark.parametrize("router", ["prefix", "session"])
+def test_conversations_stay_where_their_prefix_is(capsys: pytest.CaptureFixture[str], router: str) -> None:
+    talk = ("--rate", "4", "--turns", "5", "--requests", "100", "--input-tokens", "300", "--output-tokens", "20",
+            "--replicas", "4")  # fmt: skip
+    turns, kept = simulated(capsys, *talk), simulated(capsys, *talk, "--router", router)
+    assert kept["cached_tokens"]["total"] > 2 * turns["cached_tokens"]["total"]
 
 
 def test_the_highest_rate_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +191,8 @@ def test_the_highest_rate_is_searched(capsys: pytest.CaptureFixture[str]) -> Non
         (["--policy", "fifo"], "policy: 'fifo' is not one of chunked"), (["--memory", "heap"], "--memory"),
         (["--rate", "1", "--concurrency", "2"], "--concurrency"), (["--arrival", "often", "--rate", "1"], "--arrival"),
         (["--burstiness", "2", "--rate", "1"], "--burstiness"), (["--replicas", "0"], "--replicas"),
-        (["--route", "random"], "--route"), (["--turns", "2"], "--turns"), (["--search"], "--search"),
+        (["--router", "random"], "--router"),
+        (["--most-in-flight", "0"], "--most-in-flight"), (["--turns", "2"], "--turns"), (["--search"], "--search"),
         (["--as", "ab"], "--as"), (["--block-size", "0"], "--block-size"), (["--input-cv", "-1"], "--input-cv"),
         (["--output-tokens", "0"], "--output-tokens"), (["--slo", "ttft=-1"], "--slo"), (["--rate", "0"], "--rate"),
         (["--kv-cache-gib", "500"], "--kv-cache-gib"), (["--tp", "3"], "--tp"), (["--think", "-1"], "--think"),
@@ -208,8 +224,8 @@ def test_structs_refuse_what_the_command_line_would() -> None:
         Traffic(speed=0.0)
     with pytest.raises(BadInput, match="--prefix-ttl"):
         EngineSetup(prefix_ttl=0.0)
-    with pytest.raises(BadInput, match="--route"):
-        router("nearest")
+    with pytest.raises(BadInput, match="--router"):
+        Front("nearest", 1)
 
 
 def test_blocks_of_a_record_are_no_longer_than_its_prompt() -> None:

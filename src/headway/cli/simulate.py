@@ -36,9 +36,14 @@ def simulate(
     precision: Annotated[str | None, typer.Option(help="Weights: bf16, fp8, int4...; default: as stored.")] = None,
     kv: Annotated[str | None, typer.Option("--kv", "--kv-precision", help="Cache: bf16, fp8, int8.")] = None,
     replicas: Annotated[int, typer.Option(help="Independent replicas.")] = 1,
-    route: Annotated[str, typer.Option(help="Which replica a request goes to: round-robin or least-loaded.")] = (
-        "round-robin"
-    ),
+    router: Annotated[
+        str,
+        typer.Option(help="Which replica a request goes to: prefix, session, least-loaded, round-robin, power-of-two."),
+    ] = "round-robin",
+    most_in_flight: Annotated[
+        int | None,
+        typer.Option(help="Most requests that a replica has at once; the others wait at the router. Default: any."),
+    ] = None,
     policy: Annotated[str, typer.Option(help=f"{POLICY} Several with commas are compared.")] = "chunked",
     price: Annotated[float | None, typer.Option(help="Dollars per device and hour; default: catalogued.")] = None,
     slo: Annotated[str, typer.Option(help="Targets per request: ttft=1s,tpot=50ms or e2e=20s.")] = "",
@@ -80,7 +85,15 @@ def simulate(
     ]
     with progress() as report:
         outcome = simulate_all(
-            ready, traffic, replicas, route, targets if targets.limits else None, as_tool, search, report
+            ready,
+            traffic,
+            replicas,
+            router,
+            targets if targets.limits else None,
+            as_tool,
+            search,
+            report,
+            most_in_flight,
         )
     write(files, outcome, command_line(context))
     if json:

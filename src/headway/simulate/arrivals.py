@@ -135,7 +135,9 @@ class Sessions:
     def first(self) -> Iterator[Ask]:
         for session, at in enumerate(self._times):
             number = session * self._turns
-            yield self._make(number, self._rows[number], to_ps(at))
+            ask = self._make(number, self._rows[number], to_ps(at))
+            ask.session = str(session)
+            yield ask
 
     def then(self, ask: Ask, emission: Emission | None, now: int) -> Ask | None:
         number = ask.number + 1
@@ -148,7 +150,7 @@ class Sessions:
             return None  # the conversation has filled the context
         at = now + to_ps(self._noise.expovariate(1 / self._think) if self._think else 0.0)
         prompt = made_up(number, len(context) + row.input_tokens, context)
-        return Ask(number, at, prompt, row.output_tokens, most=self._most, turn=ask.turn + 1)
+        return Ask(number, at, prompt, row.output_tokens, most=self._most, turn=ask.turn + 1, session=ask.session)
 
 
 class Maker:

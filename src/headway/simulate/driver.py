@@ -1,6 +1,8 @@
 """Discrete events: requests arrive, steps end, and between them the very scheduler that serves decides.
 
-    arrivals --route--> inbox --(next plan)--> Scheduler --> SimulatedRanks --(step ends)--> Scheduler --> Trail
+    arrivals --Front--> inbox --(next plan)--> Scheduler --> SimulatedRanks --(step ends)--> Scheduler --> Trail
+               ^                                                                                |
+               '----------------------- first tokens, ends: room at a replica ------------------'
 
 An engine looks at what has arrived between two steps, so a request that comes while a step is planned already waits for
 the next one. Time is whole picoseconds; of two things at the same moment the arrival comes first.
@@ -18,6 +20,7 @@ from headway.core.step import StepPlan
 from headway.executor.simulated import SimulatedRanks
 from headway.scheduling.scheduler import Scheduler
 from headway.scheduling.state import Emission
+from headway.simulate.front import Front, Sent
 from headway.simulate.workload import Answers, Ask
 
 
@@ -83,11 +86,6 @@ class SimulatedReplica:
         self.refused: list[Ask] = []  # since the caller looked
 
     @property
-    def load(self) -> int:
-        """Requests it has."""
-        return sum(s.waiting + s.running for s in self.schedulers) + sum(map(len, self._inbox))
-
-    @property
     def due(self) -> int | None:
         """When its oldest step ends, ps; None = it does nothing."""
         return self.executor.due if self.executor.in_flight else None
@@ -98,7 +96,7 @@ class SimulatedReplica:
         times = [at for s in self.schedulers if (at := s.next_deadline) is not None]
         return min(times, default=None)
 
-    def offer(self, ask: Ask) -> None:
+    def offer(self, ask: Ask, now: int) -> None:
         """A request arrives; it goes to the rank that has least to do, waiting ones counting for more."""
         inbox = self._inbox[0]
         if len(self._inbox) > 1:
@@ -107,7 +105,7 @@ class SimulatedReplica:
             ]
             inbox = self._inbox[loads.index(min(loads))]
         inbox.append(ask)
-        self.executor.cut(ask.at)
+        self.executor.cut(now)
 
     def turn(self, now: int, observer: Observer) -> tuple[list[Emission], Sequence[int]]:
         """At the end of a step, or when something arrived at an idle replica: commit, take what has arrived, and plan.
@@ -175,7 +173,6 @@ class SimulatedReplica:
 
 LONGEST = (1 << 63) - 1  # ps; times are kept as 64-bit integers
 NO_PLAN = StepPlan(-1)  # of a rank with nothing to do
-Route = Callable[[Ask, Sequence[SimulatedReplica]], int]
 
 
 def run(
@@ -183,68 +180,102 @@ def run(
     source: Source,
     observer: Observer,
     answers: Answers,
-    route: Route = lambda ask, replicas: 0,
+    front: Front | None = None,
     progress: Callable[[int], None] = lambda now: None,
 ) -> int:
-    """Play everything to its end. -> the time then, ps."""
-    arrivals = _Arrivals(source.first())
-    steps: list[tuple[int, int]] = []  # (when a replica wants to be looked at, its index)
-    wanted: list[int | None] = [None] * len(replicas)  # when each does; what else is in `steps` is stale
-    asks: dict[str, Ask] = {}
+    """Play everything to its end. -> the time then, ps.
+
+    Args:
+        front: who decides where requests go and when; None = in turn.
+    """
+    events = _Events(replicas, source, answers, front or Front("round-robin", len(replicas)))
     now = turns = 0
-    while (due := _next(arrivals, steps)) is not None:
-        at, index = due
-        if index >= 0:
-            heapq.heappop(steps)
-            if wanted[index] != at:
-                continue
-        now = at
+    while (due := events.next()) is not None:
+        now, index = due
         if now > LONGEST:
             raise BadInput("--requests", f"they take more than {to_seconds(LONGEST) / 86400:.0f} days; simulate fewer")
-        if index < 0:
-            ask = arrivals.take()
-            asks[str(ask.number)] = ask
-            observer.arrived(ask)
-            index = route(ask, replicas)
-            replicas[index].offer(ask)
-            if replicas[index].due is not None:
-                again = replicas[index].due
-                if again is not None and again != wanted[index]:  # a run was cut short
-                    wanted[index] = again
-                    heapq.heappush(steps, (again, index))
-                continue  # it is seen when the step ends
-        replica = replicas[index]
-        emissions, times = replica.turn(now, observer)
-        for emission in emissions:
-            observer.emitted(emission, times if emission.tokens else (now,))
-            if emission.finish is not None:
-                answers.forget(emission.request.id)
-                following = source.then(asks.pop(emission.request.id), emission, now)
-                if following is not None:
-                    arrivals.push(following)
-        for ask in replica.refused:
-            del asks[str(ask.number)]
-            following = source.then(ask, None, now)
-            if following is not None:
-                arrivals.push(following)
-        replica.refused.clear()
-        again = replica.due if replica.due is not None else replica.next_deadline
-        wanted[index] = again
-        if again is not None:
-            heapq.heappush(steps, (again, index))
-        turns += 1
-        if turns % 256 == 0:
-            progress(now)
-    assert not asks, "every request ends"
+        idle = [index] if index >= 0 else events.arrive(observer, now)
+        for one in idle:  # grows as it goes
+            idle += events.turn(one, observer, now)
+            turns += 1
+            if turns % 256 == 0:
+                progress(now)
+    assert not events.asks, "every request ends"
     return now
 
 
-def _next(arrivals: _Arrivals, steps: list[tuple[int, int]]) -> tuple[int, int] | None:
-    """(when, index of a replica, or -1 for an arrival) of what comes next."""
-    at = arrivals.at
-    if steps and (at is None or steps[0][0] < at):
-        return steps[0]
-    return None if at is None else (at, -1)
+class _Events:
+    """What comes next, and what it brings about.
+
+    Attributes:
+        asks: requests that have arrived and not ended, by id.
+    """
+
+    def __init__(self, replicas: Sequence[SimulatedReplica], source: Source, answers: Answers, front: Front) -> None:
+        self.asks: dict[str, Ask] = {}
+        self._replicas, self._source, self._answers, self._front = replicas, source, answers, front
+        self._arrivals = _Arrivals(source.first())
+        self._steps: list[tuple[int, int]] = []  # (when a replica wants to be looked at, its index)
+        self._wanted: list[int | None] = [None] * len(replicas)  # when each does; what else is in `_steps` is stale
+
+    def next(self) -> tuple[int, int] | None:
+        """(when, index of a replica, or -1 for an arrival) of what comes next; None = nothing more."""
+        at, steps = self._arrivals.at, self._steps
+        while steps and self._wanted[steps[0][1]] != steps[0][0]:
+            heapq.heappop(steps)
+        if steps and (at is None or steps[0][0] < at):
+            when, index = heapq.heappop(steps)
+            self._wanted[index] = None
+            return when, index
+        return None if at is None else (at, -1)
+
+    def arrive(self, observer: Observer, now: int) -> list[int]:
+        """The next request comes -> idle replicas that have something to do now."""
+        ask = self._arrivals.take()
+        self.asks[str(ask.number)] = ask
+        observer.arrived(ask)
+        return self._send(self._front.offer(ask, now), now)
+
+    def turn(self, index: int, observer: Observer, now: int) -> list[int]:
+        """A replica is looked at -> idle ones that have something to do now."""
+        replica, sent = self._replicas[index], list[Sent]()
+        emissions, times = replica.turn(now, observer)
+        for emission in emissions:
+            observer.emitted(emission, times if emission.tokens else (now,))
+            sent += self._front.heard(emission, now)
+            if emission.finish is not None:
+                self._answers.forget(emission.request.id)
+                self._follow(self.asks.pop(emission.request.id), emission, now)
+        for ask in replica.refused:
+            del self.asks[str(ask.number)]
+            sent += self._front.over(str(ask.number), now)
+            self._follow(ask, None, now)
+        replica.refused.clear()
+        self._want(index, replica.due if replica.due is not None else replica.next_deadline)
+        return self._send(sent, now)
+
+    def _follow(self, ask: Ask, emission: Emission | None, now: int) -> None:
+        """A request has ended; another one may come because of it."""
+        following = self._source.then(ask, emission, now)
+        if following is not None:
+            self._arrivals.push(following)
+
+    def _send(self, sent: Iterable[Sent], now: int) -> list[int]:
+        """Requests go to replicas, which see them when their steps end -> those that do nothing: they see them now."""
+        idle = []
+        for ask, index in sent:
+            self._replicas[index].offer(ask, now)
+            due = self._replicas[index].due
+            if due is not None:
+                self._want(index, due)  # a run may have been cut short
+            elif index not in idle:
+                idle.append(index)
+        return idle
+
+    def _want(self, index: int, at: int | None) -> None:
+        if at is not None and at != self._wanted[index]:
+            heapq.heappush(self._steps, (at, index))
+        self._wanted[index] = at
 
 
 class _Arrivals:

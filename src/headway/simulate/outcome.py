@@ -43,8 +43,8 @@ class Outcome:
 
 
 def simulate_all(
-    deployments: Sequence[Deployed], traffic: Traffic, replicas: int, route: str, targets: Targets | None,
-    as_tool: str | None, search: bool, report: Report,
+    deployments: Sequence[Deployed], traffic: Traffic, replicas: int, router: str, targets: Targets | None,
+    as_tool: str | None, search: bool, report: Report, most_in_flight: int | None = None,
 ) -> Outcome:  # fmt: skip
     """Simulate the load under every deployment.
 
@@ -64,8 +64,8 @@ def simulate_all(
         def once(load: Traffic, what: str, one: Deployed = one) -> Played:
             source = load.source(one.limits.max_model_len)
             played = play(
-                one, source, load.load, replicas=replicas, route=route, targets=targets,
-                progress=lambda ended: report(what, ended, load.requests),
+                one, source, load.load, replicas=replicas, router=router, most_in_flight=most_in_flight,
+                targets=targets, progress=lambda ended: report(what, ended, load.requests),
             )  # fmt: skip
             return played
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -16,13 +16,14 @@ from headway.metrics.stability import stability_of
 from headway.metrics.summary import Targets, summarize
 from headway.roofline.queueing import little
 from headway.simulate.deploy import Deployed
-from headway.simulate.driver import Route, SimulatedReplica, Source, run
+from headway.simulate.driver import Source, run
+from headway.simulate.front import Front, prefill_seconds
 from headway.simulate.plain import play_plain
 from headway.simulate.trail import DETAIL, PARTS, Trail
-from headway.simulate.workload import Answers, Ask
+from headway.simulate.workload import Answers
 from headway.traffic.load import Load
 
-ROUTES = ("round-robin", "least-loaded")
+IN_TURN = "round-robin"
 
 
 class Played(msgspec.Struct):
@@ -39,31 +40,37 @@ def play(
     load: Load,
     *,
     replicas: int = 1,
-    route: str = "round-robin",
+    router: str = IN_TURN,
+    most_in_flight: int | None = None,
     targets: Targets | None = None,
     detail: int = DETAIL,
     progress: Callable[[int], None] = lambda ended: None,
 ) -> Played:
     """Simulate `replicas` equal replicas under a load until every request has ended.
 
+    Args:
+        router: name of a routing policy.
+        most_in_flight: requests of a replica; the others wait at the router. None = they wait at the replicas.
+
     Raises:
-        BadInput: no such route.
+        BadInput: no such policy.
     """
-    router(route)  # is there one?
-    told = play_plain(deployed, source, replicas, route == ROUTES[0], detail, progress)
-    trail, busy = told or _play(deployed, source, replicas, route, detail, progress)
+    front = front_of(deployed, replicas, router, most_in_flight)
+    in_turn = router == IN_TURN and most_in_flight is None
+    told = play_plain(deployed, source, replicas, in_turn, detail, progress)
+    trail, busy = told or _play(deployed, source, replicas, front, detail, progress)
     found = Run(load, sorted(trail.records, key=lambda record: record.index))
-    return Played(_summary(deployed, found, trail, busy, replicas, targets, route), found, trail)
+    return Played(_summary(deployed, found, trail, busy, replicas, targets, router), found, trail)
 
 
 def _play(
-    deployed: Deployed, source: Source, replicas: int, route: str, detail: int, progress: Callable[[int], None]
+    deployed: Deployed, source: Source, replicas: int, front: Front, detail: int, progress: Callable[[int], None]
 ) -> tuple[Trail, int]:
     """Through the scheduler that serves -> what happened, and ps of all steps."""
     answers, trail = Answers(alike=not deployed.setup.prefix_cache), Trail(detail)
     copies = [deployed.replica(answers) for _ in range(replicas)]
     end = run(
-        copies, source, trail, answers, router(route),
+        copies, source, trail, answers, front,
         progress=lambda now: progress(trail.counts["finished"] + trail.counts["refused"]),
     )  # fmt: skip
     if not trail.records:
@@ -72,31 +79,26 @@ def _play(
     return trail, sum(copy.executor.busy for copy in copies)
 
 
-def router(name: str) -> Route:
-    """Which replica a request goes to."""
-    if name not in ROUTES:
-        raise BadInput("--route", f"{name!r} is not one of {', '.join(ROUTES)}")
-    turn = -1
+def front_of(deployed: Deployed, replicas: int, router: str, most_in_flight: int | None = None) -> Front:
+    """The router before so many of them.
 
-    def round_robin(ask: Ask, replicas: Sequence[SimulatedReplica]) -> int:
-        nonlocal turn
-        turn = (turn + 1) % len(replicas)
-        return turn
-
-    def least_loaded(ask: Ask, replicas: Sequence[SimulatedReplica]) -> int:
-        loads = [replica.load for replica in replicas]
-        return loads.index(min(loads))
-
-    return round_robin if name == "round-robin" else least_loaded
+    Raises:
+        BadInput: no such policy, or no such number of requests.
+    """
+    setup, limits = deployed.setup, deployed.limits
+    chunk = min(limits.max_tokens_per_step, deployed.budget.tokens or limits.max_tokens_per_step)
+    prefill = prefill_seconds(deployed.model, deployed.priced.shape, chunk)
+    blocks = min(limits.blocks) if setup.prefix_cache else 0
+    return Front(router, replicas, prefill, blocks=blocks, block_size=limits.block_size, most=most_in_flight)
 
 
 def _summary(
-    deployed: Deployed, found: Run, trail: Trail, busy: int, replicas: int, targets: Targets | None, route: str
+    deployed: Deployed, found: Run, trail: Trail, busy: int, replicas: int, targets: Targets | None, router: str
 ) -> dict[str, Any]:  # fmt: skip
     priced, setup = deployed.priced, deployed.setup
     summary: dict[str, Any] = {
         "model": priced.shape.name, "hardware": priced.hardware.name, "gpus": priced.gpus, "replicas": replicas,
-        "precision": priced.precision, "step_time": deployed.label, "route": route,
+        "precision": priced.precision, "step_time": deployed.label, "router": router,
         "setup": msgspec.to_builtins(setup) | {"budget": msgspec.to_builtins(deployed.budget)},
         "limits": msgspec.to_builtins(deployed.limits),
     }  # fmt: skip

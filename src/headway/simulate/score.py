@@ -31,6 +31,7 @@ from headway.scheduling.state import Emission
 from headway.shape.model import ModelShape
 from headway.simulate.driver import SimulatedReplica, run
 from headway.simulate.fit import NOISE, Constants, Spans, improved
+from headway.simulate.front import Front
 from headway.simulate.measured import Measured, MeasuredRequest, read_measured
 from headway.simulate.workload import Answers, Ask, made_up
 
@@ -190,13 +191,8 @@ def simulate(measured: Measured, model: StepTime) -> Witness:
             )
         )
     witness = Witness(model, len(replicas))
-    run(replicas, _Recorded(measured.requests), witness, answers, lambda ask, all_: _least(all_))
+    run(replicas, _Recorded(measured.requests), witness, answers, Front("least-loaded", len(replicas)))
     return witness
-
-
-def _least(replicas: Sequence[SimulatedReplica]) -> int:
-    loads = [replica.load for replica in replicas]
-    return loads.index(min(loads))
 
 
 class _Recorded:

@@ -33,7 +33,7 @@ class Ask(msgspec.Struct, gc=False):
         most: tokens it asks for at most (max_tokens); None = whatever the context holds.
         priority, tenant: as of a request.
         patience: ps after its arrival at which it is aborted; None = never.
-        turn: which turn of its session it is, from 0.
+        turn: which turn of its session it is, from 0. session: its session's name; "" = it is of none.
     """
 
     number: int
@@ -45,6 +45,7 @@ class Ask(msgspec.Struct, gc=False):
     tenant: str = ""
     patience: int | None = None
     turn: int = 0
+    session: str = ""
 
     def request(self, longest: int) -> Request:
         """As the engine would hand it to the scheduler, whose context holds `longest` tokens."""
