@@ -165,7 +165,7 @@ def demo() -> Iterator[Server]:
     """`headway serve` on the built-in model: small, but it answers."""
     try:
         command = [sys.executable, "-m", "headway", "serve", "--port", "0", "--kv-cache-gib", "0.1"]
-        server = Server(command=[*command, "--served-model-name", "demo", "--max-model-len", "2048"])
+        server = Server(command=[*command, "--max-model-len", "2048"])
     except AssertionError as error:
         pytest.skip(f"not to be had here: {error}")
     yield server

@@ -31,10 +31,12 @@ def main(options: dict) -> int:
     if options.pop("plain_loop", False):
         sys.modules["uvloop"] = None  # type: ignore[assignment]  # as where it is not installed
     engines = options.pop("engines", {"scripted": options.pop("engine", {})})
+    also = options.pop("also", ())
     queue = msgspec.convert(options.pop("queue", {"requests": 1024, "tokens": 4_000_000}), QueueBound)
     served = [
         Served(
             model=name,
+            also=also,
             engine_command=ENGINE,
             engine_options=json.dumps(engine).encode(),
             queue=queue,

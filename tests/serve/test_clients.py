@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -13,6 +14,7 @@ from langchain_openai import ChatOpenAI
 from headway.client.chat import Client, ServerError
 from headway.client.watch import parse, view
 from headway.core.errors import BadInput
+from headway.model.source import DEFAULT_MODEL, asked_as
 from tests.serve.conftest import Server
 
 USER: Any = [{"role": "user", "content": "say:Hällo 🙂"}]
@@ -69,6 +71,25 @@ def test_openai_models(sdk: openai.OpenAI) -> None:
     assert sdk.models.retrieve("scripted").id == "scripted"
     with pytest.raises(openai.NotFoundError):
         sdk.models.retrieve("other")
+
+
+def test_a_model_answers_to_the_short_name_that_it_was_served_by(start: Callable[..., Server]) -> None:
+    sdk = openai.OpenAI(base_url=f"{start(also=['demo']).url}/v1", api_key="none", max_retries=0)
+    for name in ("scripted", "demo"):
+        answer = sdk.chat.completions.create(model=name, messages=USER)
+        assert (answer.model, answer.choices[0].message.content) == ("scripted", "Hällo 🙂")
+        assert sdk.models.retrieve(name).id == "scripted"
+    assert [model.id for model in sdk.models.list()] == ["scripted"]
+    with pytest.raises(openai.NotFoundError, match="this server has 'scripted' only"):
+        sdk.chat.completions.create(model="demo2", messages=USER)
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [(DEFAULT_MODEL, ("demo",)), ("demo", ("demo",)), ("qwen2.5-0.5b", ("qwen2.5-0.5b",)), ("./model.gguf", ())],
+)
+def test_what_a_source_is_also_called(source: str, names: tuple[str, ...]) -> None:
+    assert asked_as(source) == names
 
 
 def test_openai_errors(sdk: openai.OpenAI) -> None:

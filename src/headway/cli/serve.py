@@ -35,7 +35,7 @@ def serve(
     from headway.core.errors import BadInput
     from headway.engine.several import divided
     from headway.model.load import describe
-    from headway.model.source import DEFAULT_MODEL
+    from headway.model.source import DEFAULT_MODEL, asked_as
     from headway.serve import logs
     from headway.serve.hosted import Served
     from headway.serve.lifecycle import run
@@ -43,7 +43,8 @@ def serve(
 
     logs.configure(server.log_level, server.access_log)
     with fetching() as progress:
-        infos = [describe(source, progress, engine.chat_template) for source in model or [DEFAULT_MODEL]]
+        sources = model or [DEFAULT_MODEL]
+        infos = [describe(source, progress, engine.chat_template) for source in sources]
     names = server.served_model_name or [info.name for info in infos]
     if len(names) != len(infos):
         raise BadInput("--served-model-name", f"{len(names)} names for {len(infos)} models; give each model one")
@@ -60,12 +61,13 @@ def serve(
     served = [
         Served(
             model=name,
+            also=() if server.served_model_name else asked_as(source),
             engine_options=msgspec.json.encode(engines[name]),
             queue=engine.queue,
             load_text=partial(ModelText, info, server.tool_parser),
             chats=info.tokenizer.chat_template is not None,
         )
-        for name, info in known.items()
+        for source, (name, info) in zip(sources, known.items(), strict=True)
     ]
     raise typer.Exit(
         run(

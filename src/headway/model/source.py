@@ -95,6 +95,13 @@ def named_source(name: str) -> str | None:
     return None if ids is None else next((id for id in ids if _INSTRUCTED.search(id)), ids[0])
 
 
+def asked_as(source: str) -> tuple[str, ...]:
+    """The short name that a source has or is, if it has one: what else than its own name a client may call a model."""
+    if source == DEFAULT_MODEL:
+        return ("demo",)
+    return (source,) if named_source(source) else ()
+
+
 def is_default(path: Path) -> bool:
     """Whether a file is the built-in model, wherever it lies and whatever it was called by: told by its name."""
     return path.name == PurePosixPath(parse_package(DEFAULT_MODEL).file).name

@@ -241,6 +241,9 @@ class Api:
         for model in self.models:
             if name is not None and name in model.adapters:
                 return model, name
+        for model in self.models:
+            if name in model.also:
+                return model, ""
         names = [name for model in self.models for name in (model.name, *model.adapters)]
         has = f"{names[0]!r} only" if len(names) == 1 else ", ".join(map(repr, names))
         if name is None:

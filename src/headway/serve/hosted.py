@@ -36,6 +36,7 @@ class Served:
 
     Attributes:
         model: the name clients use.
+        also: other names that it answers to; lists and answers have `model`.
         engine_command: starts the engine process.
         engine_options: one line of JSON for it.
         queue: the bound on what waits.
@@ -44,6 +45,7 @@ class Served:
     """
 
     model: str
+    also: Sequence[str] = ()
     engine_command: Sequence[str] = (sys.executable, "-m", "headway.engine.process")
     engine_options: bytes = b"{}"
     queue: QueueBound = EngineOptions().queue
@@ -56,6 +58,7 @@ class HostedModel:
 
     Attributes:
         name: what clients call it.
+        also: what they may call it too.
         chats: whether it has a chat template.
         link: its engine.
         ready: what the engine said when it was loaded; None before.
@@ -64,6 +67,7 @@ class HostedModel:
 
     def __init__(self, served: Served) -> None:
         self.name = served.model
+        self.also = served.also
         self.chats = served.chats
         self._load_text = served.load_text
         self._metrics = Metrics(served.model)
