@@ -12,7 +12,7 @@ import pytest
 from headway.core.events import EventLog, Preempted
 from headway.core.folds import Totals
 from headway.core.request import SamplingParams
-from headway.core.step import RowInit
+from headway.core.step import StepPlan
 from headway.core.thinking import Thinking
 from headway.engine.messages import Cancel, Delta, Submit
 from headway.ops import native
@@ -51,11 +51,12 @@ class Oracle:
         self._rng = np.random.default_rng(seed)
         self._rows: dict[str, tuple[int, list[int]]] = {}
 
-    def begin(self, row: RowInit) -> None:
-        self._rows[row.id] = row.prompt_len, self._answers[*row.tokens[: row.prompt_len], row.choice]
-
-    def drop(self, id: str) -> None:
-        del self._rows[id]
+    def step(self, plan: StepPlan) -> dict[str, Proposal]:
+        for id in plan.gone:
+            self._rows.pop(id, None)
+        for row in plan.new:
+            self._rows[row.id] = row.prompt_len, self._answers[*row.tokens[: row.prompt_len], row.choice]
+        return {}
 
     def reset(self) -> None:
         self._rows.clear()

@@ -13,6 +13,7 @@ from headway.core.request import SamplingParams
 from headway.core.step import Capabilities
 from headway.engine.loop import EngineLoop
 from headway.engine.messages import Delta, Refusal, Submit
+from headway.executor.draft import ModelProposer
 from headway.executor.grammars import Grammars
 from headway.executor.model import ModelExecutor
 from headway.model import llama
@@ -34,15 +35,18 @@ CONFIG = DecoderConfig(
 NO_EOS = VOCAB - 1  # id that prompts avoid, so that it can serve as a stop id
 
 
-def weights(seed: int = 0) -> dict[str, Weight]:
-    """Random float32 weights by role, spread enough that the two likeliest tokens seldom tie."""
-    rng = np.random.default_rng(seed)
+def weights(noise: float = 0.0) -> dict[str, Weight]:
+    """Random float32 weights by role, spread enough that the two likeliest tokens seldom tie. noise: share of others in
+    them."""
+    rng, other = np.random.default_rng(0), np.random.default_rng(1)
     made = {}
     for tensor in tensors_of(llama.config_json(CONFIG)):
         role, shape = tensor.role, tensor.shape
         values = (
             rng.normal(0, 1 if role == "embed" else shape[-1] ** -0.5 * 2, shape) if len(shape) > 1 else np.ones(shape)
         )
+        if noise and len(shape) > 1:
+            values = values + noise * values.std() * other.normal(size=shape)
         made[role] = Weight(role, shape, "f32", np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1))
     return made
 
@@ -52,11 +56,12 @@ class TinyModel:
 
     Args:
         window: what its second layer looks back on; None = everything, as the first.
+        noise: what makes it another model, but a similar one.
     """
 
-    def __init__(self, backend: Backend | None = None, window: int | None = None) -> None:
+    def __init__(self, backend: Backend | None = None, window: int | None = None, noise: float = 0.0) -> None:
         self.backend = backend or ReferenceBackend(poison=True)
-        prepared = {role: self.backend.prepare(weight) for role, weight in weights().items()}
+        prepared = {role: self.backend.prepare(weight) for role, weight in weights(noise).items()}
         self._forward = llama.build(CONFIG, prepared)
         kinds = [("full", (0, 1), None)] if window is None else [("full", (0,), None), ("window", (1,), window)]
         self._groups = tuple(
@@ -73,6 +78,7 @@ class TinyModel:
         grammars: Grammars | None = None,
         eos_ids: tuple[int, ...] = (),
         proposer: Proposer | None = None,
+        draft: TinyModel | None = None,
         mode: str = "coupled",
         **scheduler: Any,
     ) -> EngineLoop:
@@ -83,8 +89,10 @@ class TinyModel:
             max_rows=max_rows,
             max_tokens_per_step=256,
             max_model_len=256,
-            max_drafts=0 if proposer is None else 40,
+            max_drafts=0 if proposer is None and draft is None else 40,
         )
+        if draft is not None:
+            proposer = ModelProposer(draft.backend, draft._forward, draft._groups, limits, 0, 256, mode)
         return EngineLoop(
             Scheduler(limits, key=b"test" * 8, log=log, verify=True, **scheduler),
             ModelExecutor(self.backend, self._forward, self._groups, limits, None, grammars, proposer, mode),

@@ -10,7 +10,7 @@ from headway.core.events import EventLog, StepDone
 from headway.core.folds import Totals
 from headway.core.step import Seconds, StepResult
 from headway.roofline.fixed import FixedCosts
-from headway.roofline.speculation import expected_tokens
+from headway.roofline.speculation import Draft, expected_tokens, speedup
 from headway.scheduling.drafting import LEAST_GAIN, Drafting
 from headway.scheduling.scheduler import Scheduler
 from tests.scheduling.context_bench import Ask, limits_of
@@ -19,8 +19,14 @@ MEMORY_BOUND = FixedCosts(step=1.0, token=0.02)
 COMPUTE_BOUND = FixedCosts(step=0.01, token=1.0)
 
 
-def lengths(model: FixedCosts | None, drafts: list[tuple[int, float]], rows: int = 0, **options: object) -> list[int]:
-    control = Drafting((None,))
+def lengths(
+    model: FixedCosts | None,
+    drafts: list[tuple[int, float]],
+    rows: int = 0,
+    drafter: FixedCosts | None = None,
+    **options: object,
+) -> list[int]:
+    control = Drafting((None,), drafter)
     control.begin_step(1, model)
     control.begin_with(tuple((bits, 0, 1.0) for bits in range(8)))  # it has seen steps without drafts
     given = {"context": 100.0, "most": 64, "prompts": False, **options}
@@ -55,6 +61,44 @@ def test_beside_prompts_a_draft_must_be_worth_its_own_time() -> None:
     assert lengths(Roofline(), [(7, 0.9)]) == [7]  # free while memory binds
     assert lengths(Roofline(), [(7, 0.9)], prompts=True)[0] >= 5  # 50 ms each, for a token that takes a second
     assert sum(lengths(Roofline(), [(7, 0.9)] * 32, prompts=True)) == 0
+
+
+@pytest.mark.parametrize("odds", [0.6, 0.8, 0.95])
+@pytest.mark.parametrize("cost", [0.02, 0.1, 0.3, 1.0])
+def test_the_time_of_a_draft_model_counts(odds: float, cost: float) -> None:
+    target, drafter = FixedCosts(step=1.0, token=0.02), FixedCosts(step=cost)
+    verify = [(1 + (k + 1) * 0.02) / 1.02 for k in range(8)]
+    gains = [speedup(Draft(odds, cost / 1.02), k, verify[k]) for k in range(8)]
+    (k,) = lengths(target, [(7, odds)], drafter=drafter)
+    assert gains[k] == pytest.approx(max(gains)) if max(gains) > LEAST_GAIN else k == 0
+
+
+def test_rows_share_the_passes_of_a_draft_model() -> None:
+    """A pass costs the same for one row as for eight: each of them drafts as far as it would alone."""
+    alone = lengths(FixedCosts(step=1.0), [(7, 0.9)], drafter=FixedCosts(step=0.4))
+    assert 1 < alone[0] < 7
+    assert lengths(FixedCosts(step=1.0), [(7, 0.9)] * 8, drafter=FixedCosts(step=0.4)) == alone * 8
+    assert lengths(FixedCosts(step=1.0), [(7, 0.9)] * 8, drafter=FixedCosts(row=0.4)) == [0] * 8
+
+
+@pytest.mark.parametrize(("cost", "pays"), [(0.05, True), (1.0, False)])
+def test_a_draft_model_keeps_up_with_rows_only_where_it_pays(cost: float, pays: bool) -> None:
+    control = Drafting((None,), FixedCosts(step=cost))
+    control.begin_step(1, MEMORY_BOUND)
+    assert control.pays(4, 100.0, 64) is pays
+    control.begin_step(2, COMPUTE_BOUND)
+    assert not control.pays(4, 100.0, 64)
+
+
+def test_a_draft_model_that_is_never_right_is_left_and_tried_again_in_a_while() -> None:
+    control = Drafting((None,), FixedCosts(step=0.1))
+    control.begin_with(((1, 0, 1.0),))
+    for step in range(1, 60):
+        control.begin_step(step, MEMORY_BOUND)
+        control.lengths([(7, 0.02)], 1, 100.0, 64, prompts=False)
+    assert not control.pays(1, 100.0, 64)
+    later = next(step for step in range(1000) if control.begin_step(step, MEMORY_BOUND) or control.pays(1, 100.0, 64))
+    assert 20 < later < 600
 
 
 def run(model: FixedCosts, took: FixedCosts, accept: int) -> tuple[Totals, list[StepDone], Scheduler]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.request import SamplingParams
-from headway.core.step import RowInit
+from headway.core.step import RowInit, StepPlan
 from headway.speculation import ngram
 from headway.speculation.ngram import NgramProposer, SuffixIndex
 from headway.speculation.proposer import Proposal
@@ -18,7 +18,7 @@ def propose(proposer: NgramProposer, tokens: list[int], most: int = 4) -> Propos
 
 def fresh() -> NgramProposer:
     proposer = NgramProposer()
-    proposer.begin(RowInit("a", (1,), 1, SamplingParams(seed=0)))
+    proposer.step(StepPlan(0, (RowInit("a", (1,), 1, SamplingParams(seed=0)),)))
     return proposer
 
 
@@ -99,8 +99,8 @@ def test_a_long_prompt_is_indexed_over_several_steps() -> None:
 
 def test_dropped_rows_are_forgotten() -> None:
     proposer = fresh()
-    proposer.drop("a")
-    proposer.drop("a")
-    proposer.begin(RowInit("a", (1,), 1, SamplingParams(seed=0)))
+    proposer.step(StepPlan(0, gone=("a",)))
+    proposer.step(StepPlan(0, gone=("a",)))
+    proposer.step(StepPlan(0, (RowInit("a", (1,), 1, SamplingParams(seed=0)),)))
     proposer.reset()
     assert not proposer._rows

@@ -127,7 +127,7 @@ class Totals:
         self.proposed_tokens += sum(event.proposed)
         if event.undrafted is not None and any(event.emitted):
             self.drafted_steps += 1
-            self.drafted_seconds += event.seconds.executor
+            self.drafted_seconds += event.seconds.executor + event.seconds.draft
             self.undrafted_seconds += event.undrafted * sum(event.emitted) / sum(map(bool, event.emitted))
         self.busy += event.seconds.total
         self.idle += event.idle

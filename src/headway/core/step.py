@@ -95,7 +95,8 @@ class RowInit(msgspec.Struct, frozen=True, gc=False):
 class Work(msgspec.Struct, frozen=True, gc=False):
     """One row of a step: compute tokens [start, start + count) of request `id`.
 
-    Of the row's tokens at those positions the last `len(draft)` are the proposed ones in `draft`. While the step before
+    Of the row's tokens at those positions the last `len(draft)` are the proposed ones in `draft`; ids below 0 stand for
+    drafts that the executor has promised, and says when the step begins. While the step before
     is in flight the last one may be the token it draws, which only the executor knows.
 
     Attributes:
@@ -141,6 +142,7 @@ class StepPlan(msgspec.Struct, frozen=True):
         gone: rows to drop before anything else (finished, cancelled, preempted).
         copies: block copies to make before computing.
         predicted: seconds the step-time model expects; None without a profile.
+        keep_up: a draft model, if there is one, is to compute what it has not of the step's rows: drafts pay.
     """
 
     step: int
@@ -149,6 +151,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     gone: tuple[str, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     predicted: float | None = None
+    keep_up: bool = True
 
     @property
     def empty(self) -> bool:
@@ -173,26 +176,28 @@ class Seconds(msgspec.Struct, frozen=True, gc=False):
         forward: the backend's program.
         sample: drawing tokens.
         host: the engine loop's: planning this step, and commit, texts and messages of the step before.
+        draft: a draft model's.
     """
 
     prepare: float = 0.0
     forward: float = 0.0
     sample: float = 0.0
     host: float = 0.0
+    draft: float = 0.0
 
     @property
     def outside(self) -> float:
         """All but the forward pass: what the host adds to a step."""
-        return self.prepare + self.sample + self.host
+        return self.prepare + self.sample + self.host + self.draft
 
     @property
     def executor(self) -> float:
-        """All but the engine loop's share: what the step-time model predicts."""
+        """The model's own: what its step-time model predicts."""
         return self.prepare + self.forward + self.sample
 
     @property
     def total(self) -> float:
-        return self.executor + self.host
+        return self.executor + self.host + self.draft
 
 
 class StepResult(msgspec.Struct):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from msgspec.structs import replace
 
 from headway.core.step import Capabilities, RowInit, Seconds, StepPlan, StepResult, Work
 from headway.executor.adapters import AdapterTable
@@ -19,7 +20,7 @@ from headway.sampling.rows import RowFailure, RowState
 from headway.sampling.sampler import Sampler
 from headway.sampling.verifier import UNDRAFTED, Drafted, Verifier
 from headway.shape.model import KVGroup
-from headway.speculation.proposer import LONGEST, Proposal, Proposer
+from headway.speculation.proposer import LONGEST, UNKNOWN, Proposal, Proposer
 
 
 class ModelExecutor:
@@ -90,6 +91,8 @@ class ModelExecutor:
         return self._done.pop(ticket)
 
     def _run(self, plan: StepPlan) -> StepResult:
+        called = time.perf_counter()
+        plan = self._with_drafts(plan)
         begin = time.perf_counter()
         self._apply(plan)
         if not plan.work:
@@ -106,22 +109,29 @@ class ModelExecutor:
         computed = time.perf_counter()
         result = self._emit(plan, logits, layout)
         ended = time.perf_counter()
-        result.seconds = Seconds(prepared - begin, computed - prepared, ended - computed)
+        result.seconds = Seconds(prepared - begin, computed - prepared, ended - computed, draft=begin - called)
         return result
+
+    def _with_drafts(self, plan: StepPlan) -> StepPlan:
+        """The plan with the drafts that were only promised."""
+        if self._proposer is None:
+            return plan
+        said = self._proposer.step(plan)
+        if not said:
+            return plan
+        self._proposals |= said
+        works = [replace(one, draft=said[one.id].tokens) if one.id in said else one for one in plan.work]
+        return replace(plan, work=tuple(works))
 
     def _apply(self, plan: StepPlan) -> None:
         for gone in plan.gone:
             self._without_adapter.discard(gone)
             self._proposals.pop(gone, None)
-            if self._proposer is not None:
-                self._proposer.drop(gone)
             if gone in self._rows.by_id:
                 self._sampler.drop(self._rows.by_id[gone].slot)
         self._rows.apply(plan)
         for init in plan.new:
             self._sampler.add(self._rows.by_id[init.id].slot, RowState(init, self._grammar_of(init)))
-            if self._proposer is not None:
-                self._proposer.begin(init)
         for group in range(len(self._limits.blocks) if plan.copies else 0):
             pairs = [(copy.src, copy.dst) for copy in plan.copies if copy.group == group]
             if pairs:
@@ -182,7 +192,8 @@ class ModelExecutor:
         proposals = proposer.propose([(id, row.tokens) for id, row in rows.items()], LONGEST)
         self._proposals |= proposals
         for id, proposal in proposals.items():
-            count = self._sampler.state(rows[id].slot).fitting(proposal.tokens)
+            promised = UNKNOWN in proposal.tokens  # nobody knows yet whether they fit
+            count = len(proposal.tokens) if promised else self._sampler.state(rows[id].slot).fitting(proposal.tokens)
             if count:
                 result.drafts[id], result.odds[id] = proposal.tokens[:count], proposal.odds
 

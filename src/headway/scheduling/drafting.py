@@ -5,6 +5,9 @@ all rows come first, and as many are taken as make the most of
 
     gain = (tokens expected with drafts / tokens without) * (seconds without / seconds with)
 
+A draft model takes its own time, which counts: a pass over all rows that draft for each place, and a pass is predicted
+as a step of that model. Where it would be no gain the draft model does not even keep up with the rows.
+
 None if that is no gain. What the model says of steps with and without drafts is corrected by what such steps took; so
 a few steps go without, to know what that takes, and what was once found slow is tried again after a while.
 """
@@ -27,6 +30,8 @@ LEARNING = 0.125  # what a step moves a ratio by
 FORGETTING = 1 / 256  # what a step without drafts moves the ratios of those with drafts by, towards its own
 STALE = 64  # one step in so many goes without
 RATIOS = 0.25, 4.0  # bounds of a step's measured over predicted time
+PRIOR_ODDS = 0.7  # that a draft model's draft is accepted, before any was
+LONGEST_LOOK, MOST_PASSES = 4, 64  # drafts per row that are looked at to know whether any pay; passes that there can be
 KEPT, BUCKET = 512, 128  # curves of cost; tokens of context of which one is taken to be true
 
 Ratios = tuple[tuple[int, int, float], ...]
@@ -37,10 +42,15 @@ class Drafting:
 
     Args:
         windows: per KV group, as in `Capabilities`.
+        drafter: step times of the draft model; None = drafts cost nothing, or nobody knows what.
     """
 
-    def __init__(self, windows: Sequence[int | None]) -> None:
+    def __init__(self, windows: Sequence[int | None], drafter: StepTimeModel | None = None) -> None:
         self._windows = windows
+        self._drafter = drafter
+        self._passes: dict[tuple[int, int], float] = {}  # seconds of a pass, by rows and context
+        self._odds = PRIOR_ODDS  # of drafts lately
+        self._draft_ratio = 1.0  # measured over predicted time of the draft model's passes
         self._costs: dict[tuple[int, int, bool], list[float]] = {}
         self._model: StepTimeModel | None = None
         self._ratios: dict[tuple[int, int], float] = {}  # measured over predicted, by bits of rows and of drafts
@@ -58,6 +68,7 @@ class Drafting:
     def begin_step(self, number: int, model: StepTimeModel | None) -> None:
         """What predicts the step that is planned now."""
         self._step = number
+        self._odds += FORGETTING * (PRIOR_ODDS - self._odds)
         if model is not self._model:
             self._model, self._costs = model, {}
 
@@ -77,25 +88,67 @@ class Drafting:
             key=lambda one: (-one[0], one[1]),
         )[:most]
         lengths = [0] * len(drafts)
+        for _, odds in drafts:
+            self._odds += LEARNING * (odds - self._odds) / len(drafts)
         seen = (rows.bit_length(), 0) in self._ratios
         if self._model is not None and (not seen or self._step % STALE == 0):
             return lengths
-        for _, index in likely[: self._worthwhile([odds for odds, _ in likely], rows, context, prompts)]:
+        taken, _ = self._worthwhile(likely, rows, context, prompts)
+        for _, index in likely[:taken]:
             lengths[index] += 1
         return lengths
 
-    def _worthwhile(self, odds: Sequence[float], rows: int, context: float, prompts: bool) -> int:
-        """How many of the likeliest drafts, whose probabilities these are."""
+    def pays(self, rows: int, context: float, most: int) -> bool:
+        """Whether a draft model should keep up with so many rows, of drafts as likely as those lately."""
+        if self._model is None or self._drafter is None:
+            return True
+        each = max(1, min(LONGEST_LOOK, most // rows))
+        likely = [(self._odds**place, row) for place in range(1, each + 1) for row in range(rows)]
+        return self._worthwhile(likely[:most], rows, context, False)[0] > 0
+
+    def _worthwhile(
+        self, likely: Sequence[tuple[float, int]], rows: int, context: float, prompts: bool
+    ) -> tuple[int, float]:
+        """(how many of the likeliest drafts, given by probability and row, and what they gain)."""
         if self._model is None:
-            return sum(one >= LEAST_ODDS for one in odds)
+            return sum(odds >= LEAST_ODDS for odds, _ in likely), 1.0
         costs = self._cost_curve(rows, context, prompts)
-        best, best_gain, tokens = 0, LEAST_GAIN, float(rows)
-        for count, one in enumerate(odds, 1):
-            tokens += one
-            gain = tokens / rows / _between(costs, count)
+        best, best_gain, tokens, drafting = 0, LEAST_GAIN, float(rows), 0.0
+        alone = self._alone(rows, int(context)) if self._drafter is not None else 1.0
+        lengths, widths = [0] * rows, [0] * MOST_PASSES
+        for count, (odds, row) in enumerate(likely, 1):
+            tokens += odds
+            if self._drafter is not None:
+                place, lengths[row] = lengths[row], lengths[row] + 1
+                drafting += self._pass(widths[place] + 1, context) - self._pass(widths[place], context)
+                widths[place] += 1
+            gain = tokens / rows / (_between(costs, count) + drafting / alone)
             if gain > best_gain:
                 best, best_gain = count, gain
-        return best
+        return best, best_gain
+
+    def _alone(self, rows: int, context: int) -> float:
+        """Seconds of a step of so many decodes, as such steps took."""
+        assert self._model is not None
+        step = ShapeBuilder(self._windows)
+        step.add_decodes([context] * rows)
+        return self._model.predict(step.build()) * self._ratio(rows, 0)
+
+    def _pass(self, rows: int, context: float) -> float:
+        """Seconds of one pass of the draft model over so many rows, as such passes took."""
+        assert self._drafter is not None
+        key = (rows, int(context) // BUCKET)
+        if key not in self._passes:
+            step = ShapeBuilder((None,))
+            step.add_decodes([int(context)] * rows)
+            self._passes[key] = self._drafter.predict(step.build()) if rows else 0.0
+        return self._passes[key] * self._draft_ratio
+
+    def _passes_of(self, flight: Flight) -> float:
+        """Predicted seconds of a step's drafts."""
+        counts = [len(work.draft) for work in flight.plan.work]
+        context = sum([work.start for work in flight.plan.work]) / len(counts)
+        return sum(self._pass(sum([count > place for count in counts]), context) for place in range(max(counts)))
 
     def _cost_curve(self, rows: int, context: float, prompts: bool) -> list[float]:
         """Seconds of a step with `AT` drafts, over those of the decodes alone."""
@@ -131,6 +184,10 @@ class Drafting:
         work, predicted, seconds = flight.plan.work, flight.plan.predicted, result.seconds.executor
         if not predicted or not seconds or flight.plan.new or not all(one.decode for one in work):
             return
+        if self._drafter is not None and result.seconds.draft and any(one.draft for one in work):
+            least, most = RATIOS
+            ratio = self._draft_ratio * result.seconds.draft / self._passes_of(flight)
+            self._draft_ratio += LEARNING * (min(max(ratio, least), most) - self._draft_ratio)
         size, drafts = key = len(work).bit_length(), sum(len(one.draft) for one in work).bit_length()
         least, most = RATIOS
         ratio = min(max(seconds / predicted, least), most)

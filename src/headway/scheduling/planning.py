@@ -298,7 +298,17 @@ class Step:
             shape = self.shape.build()
             if self._model is not None and self.work:
                 predicted = self._model.predict(shape)
-        return StepPlan(number, tuple(self._new), tuple(self.work), gone, tuple(self._copies), predicted), shape
+        plan = StepPlan(number, tuple(self._new), tuple(self.work), gone, tuple(self._copies), predicted, self._keep_up)
+        return plan, shape
+
+    @property
+    def _keep_up(self) -> bool:
+        """Whether a draft model should follow the rows there are."""
+        most = self.state.limits.max_drafts
+        if not most or self._drafting is None or not self.running:
+            return True
+        cached = sum([row.request.computed for row in self.state.running])
+        return self._drafting.pays(self.running, cached / self.running, most)
 
     def _cut_drafts(self) -> None:
         """Keep of all drafts those that are worth their time."""

@@ -57,6 +57,7 @@ class Scheduler:
         reuse: keep the blocks of ended requests for prompts that begin alike. Without it blocks are only counted: for
             simulations, whose executor never looks at one.
         ttft: ps in which a request should have its first token, for the policy `slo`; None = no target.
+        drafter: step times of the model that drafts; None = there is none, or nobody knows them.
 
     Raises:
         BadInput: the policy needs a step-time model.
@@ -80,6 +81,7 @@ class Scheduler:
         verify: bool = False,
         reuse: bool = True,
         ttft: int | None = None,
+        drafter: StepTimeModel | None = None,
     ) -> None:
         if policy.predicts and model is None:
             raise BadInput("--policy", f"{policy.name} needs predicted step times; see `headway probe`")
@@ -88,7 +90,7 @@ class Scheduler:
         self.cache = KVCache(limits, key, ttl, verify, reuse)
         self.state = State(limits, self.cache, log, max_wait, policy.strict_after, ttft)
         self.blocked = ""
-        self.drafting = Drafting(limits.windows)
+        self.drafting = Drafting(limits.windows, drafter)
         self.pace = Pace(model if isinstance(model, RoutingModel) else None)
         self._budget = budget or Budget()
         self._model = model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 HALVED_AT = 32.0  # tries at which what is known counts half
+FADING = 1 / 128  # what is forgotten of it when `fade` is called
 
 
 class Share:
@@ -24,6 +25,11 @@ class Share:
         self._tries += 1
         if self._tries >= HALVED_AT:
             self._hits, self._tries = self._hits / 2, self._tries / 2
+
+    def fade(self) -> None:
+        """Time passes without a try: the prior counts for more."""
+        self._hits -= FADING * self._hits
+        self._tries -= FADING * self._tries
 
     def estimate(self, prior: float | None = None) -> float:
         """The share now. prior: in place of its own."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from headway.core.step import RowInit
+from headway.core.step import StepPlan
 from headway.speculation.acceptance import Share
 from headway.speculation.proposer import Proposal
 
@@ -93,11 +93,12 @@ class NgramProposer:
         self._rows: dict[str, _Row] = {}
         self._shares = [Share(prior, SHARED_WEIGHT) for prior in PRIORS]  # of all rows
 
-    def begin(self, row: RowInit) -> None:
-        self._rows[row.id] = _Row()
-
-    def drop(self, id: str) -> None:
-        self._rows.pop(id, None)
+    def step(self, plan: StepPlan) -> dict[str, Proposal]:
+        for id in plan.gone:
+            self._rows.pop(id, None)
+        for row in plan.new:
+            self._rows[row.id] = _Row()
+        return {}
 
     def reset(self) -> None:
         self._rows.clear()

@@ -8,8 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
-from headway.core.step import RowInit
+from headway.core.step import StepPlan
 
+UNKNOWN = -1  # id of a draft that is promised: it is said when the step that verifies it begins
 LONGEST = 7  # drafts of a row: with the token before them, queries for which attention reads a cache once
 
 
@@ -18,7 +19,7 @@ class Proposal:
     """What may follow a row's tokens.
 
     Attributes:
-        tokens: ids, in order.
+        tokens: ids, in order; `UNKNOWN` each where they are only promised.
         odds: probability that one of them is what is drawn, given that those before it are.
         q: float64 [len(tokens), vocab], the distributions they were drawn from; None = each was certain.
     """
@@ -31,12 +32,8 @@ class Proposal:
 class Proposer(Protocol):
     """Proposes for all rows of a step, and learns from what came of it. Used by one thread."""
 
-    def begin(self, row: RowInit) -> None:
-        """A row the executor did not hold yet."""
-        ...
-
-    def drop(self, id: str) -> None:
-        """The row is gone; ids that it does not know are ignored."""
+    def step(self, plan: StepPlan) -> dict[str, Proposal]:
+        """A step begins: rows come and go -> by row, the drafts of this step that were only promised."""
         ...
 
     def reset(self) -> None:
