@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.cache.explain import Verdict, explain
+from headway.cache.explain import Verdict, explain, left_at
 from headway.cache.kv import KVCache
 from headway.cache.table import BlockTable
 from headway.core.step import Capabilities
@@ -78,3 +78,32 @@ def test_blocks_lost_by_a_window_group_are_told_apart_from_other_tokens() -> Non
         cache.pools[1].take()
     found = explain(cache, PROMPT)
     assert found.verdict is Verdict.WINDOW and found.matched == 16 and found.cost == 16 - found.reused > 0
+
+
+@pytest.mark.parametrize(
+    ("before", "prompt", "left"),
+    [
+        ([], PROMPT, None),  # nothing was there
+        ([PROMPT], PROMPT, None),  # all that could be reused was
+        ([PROMPT], changed(17), None),
+        ([PROMPT], changed(0), 0),
+        ([PROMPT], changed(5), 5),
+        ([changed(4), PROMPT, changed(6)], changed(7), 7),  # the nearest of three
+        ([PROMPT], [*PROMPT[:16], 1, 2, 3, 4, 5], None),  # nothing was cached beyond
+    ],
+)
+def test_says_of_a_row_where_it_left_those_before_it(
+    before: list[list[int]], prompt: list[int], left: int | None
+) -> None:
+    cache = cache_with(*before)
+    row = BlockTable(cache)
+    hit = row.lookup(prompt)
+    row.adopt(hit)
+    reused = hit.length * cache.block_size
+    assert left_at(cache, row, prompt, len(prompt), reused) == left
+    row.grow(len(prompt) + 8)
+    row.seal([*prompt, *range(8)], len(prompt) + 8)
+    later = BlockTable(cache)  # who comes later changes nothing
+    later.grow(18)
+    later.seal([*prompt[:reused], *range(7, 25 - reused)], 18)
+    assert left_at(cache, row, [*prompt, *range(8)], len(prompt), reused) == left

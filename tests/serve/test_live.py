@@ -197,7 +197,7 @@ def test_the_live_page_shows_what_the_server_says(busy: Server) -> None:
         page.select_option("#span", "60")
         page.locator("#lanes-see", has_text=re.compile("^5 requests")).wait_for()
         missed = page.locator("#misses tbody tr").first.locator("td").all_inner_texts()
-        assert int(missed[1]) == int(missed[2]) + int(missed[3])
+        assert int(missed[1]) == int(missed[2]) + int(missed[3]) and "cached" in missed[4]
         page.select_option("#span", "5")
         page.locator("[data-figure=kv]", has_text="0 %").wait_for()
         assert not serious(page)

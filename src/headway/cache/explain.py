@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
+from itertools import islice, takewhile
 
 import msgspec
 
 from headway.cache.kv import KVCache
 from headway.cache.table import BlockTable
+
+MOST_COMPARED = 64  # cached blocks after the same prefix, where a live engine is asked
 
 
 class Verdict(Enum):
@@ -52,7 +55,7 @@ def explain(cache: KVCache, tokens: Sequence[int], namespace: str = "", adapter:
     if known == len(names):
         return Explanation(Verdict.FULL, len(tokens), reused * size, known * size)
     parent = names[known - 1] if known else table.root
-    nearest, common = _nearest(cache, parent, tokens[known * size : (known + 1) * size])
+    nearest, common = _nearest(cache, cache.children.get(parent, ()), tokens[known * size : (known + 1) * size])
     if nearest is None:
         return Explanation(Verdict.NOTHING_BEYOND, len(tokens), reused * size, known * size)
     saved = min(len(names), known + _depth(cache, nearest))
@@ -66,10 +69,25 @@ def explain(cache: KVCache, tokens: Sequence[int], namespace: str = "", adapter:
     )
 
 
-def _nearest(cache: KVCache, parent: bytes, block: Sequence[int]) -> tuple[bytes | None, int]:
-    """The cached block after `parent` that agrees longest with `block`, and for how many tokens."""
+def left_at(cache: KVCache, table: BlockTable, tokens: Sequence[int], prompt: int, reused: int) -> int | None:
+    """Where a row, of `prompt` tokens and those it generated, left the prompts that were cached before it, when it
+    reused so many: how many of its first tokens the nearest of them shares. None: nothing cached began like it and went
+    on for another block, or no more could have been reused. Looks at `MOST_COMPARED` blocks, and changes nothing."""
+    index = reused // cache.block_size
+    if index >= min(len(table.names), (prompt - 1) // cache.block_size):
+        return None
+    parent = table.names[index - 1] if index else table.root
+    earlier = takewhile(lambda name: name != table.names[index], cache.children.get(parent, ()))
+    start = index * cache.block_size
+    block = tokens[start : start + cache.block_size]
+    nearest, common = _nearest(cache, islice(earlier, MOST_COMPARED), block)
+    return None if nearest is None else start + common
+
+
+def _nearest(cache: KVCache, names: Iterable[bytes], block: Sequence[int]) -> tuple[bytes | None, int]:
+    """Of cached blocks the one that agrees longest with `block`, and for how many tokens."""
     nearest, longest = None, -1
-    for name in cache.children.get(parent, ()):
+    for name in names:
         cached = cache.hasher.unpack(cache.known[name].payload)
         common = next((i for i, (a, b) in enumerate(zip(cached, block, strict=True)) if a != b), len(block))
         if common > longest:

@@ -10,9 +10,11 @@ import time
 
 import msgspec
 
+from headway.cache.explain import left_at
+from headway.cache.kv import KVCache
 from headway.cache.pool import BlockPool
 from headway.core.clock import to_seconds
-from headway.scheduling.row import Row
+from headway.scheduling.row import Place, Row
 from headway.scheduling.state import State
 
 FREE, CACHED, OWNED, SHARED = "0123"  # of a block; see `cache.pool`, shared = owned by several
@@ -31,6 +33,8 @@ class RowPicture(msgspec.Struct, frozen=True):
         age: seconds since it arrived.
         preemptions: how often its blocks were taken back.
         blocks: per KV group, ids of the blocks it owns.
+        left: how many of its first tokens the nearest prompt shares that was cached before it; None = none went on
+            where its hit ended, or it waits.
     """
 
     number: int
@@ -45,6 +49,7 @@ class RowPicture(msgspec.Struct, frozen=True):
     age: float
     preemptions: int
     blocks: tuple[tuple[int, ...], ...]
+    left: int | None = None
 
 
 class PoolPicture(msgspec.Struct, frozen=True):
@@ -86,7 +91,7 @@ def picture(state: State, blocked: str, now: int) -> Picture:
     begin = time.perf_counter()
     cache = state.cache
     pools = tuple(_pool(pool, window) for pool, window in zip(cache.pools, cache.windows, strict=True))
-    rows = tuple(_row(row, now) for row in state.rows.values())
+    rows = tuple(_row(row, cache, now) for row in state.rows.values())
     return Picture(to_seconds(now), time.perf_counter() - begin, blocked, cache.block_size, rows, pools)
 
 
@@ -100,11 +105,14 @@ def _pool(pool: BlockPool, window: int | None) -> PoolPicture:
     return PoolPicture(pool.size, pool.size - pool.available, len(pool.cached), window, states)
 
 
-def _row(row: Row, now: int) -> RowPicture:
+def _row(row: Row, cache: KVCache, now: int) -> RowPicture:
     request, table = row.request, row.table
     owned = tuple(tuple(blocks[first:]) for blocks, first in zip(table.blocks, table.first, strict=True))
+    left = None
+    if row.place is not Place.WAITING and not row.uncached:
+        left = left_at(cache, table, request.tokens, request.prompt_len, request.cached)
     return RowPicture(
         row.number, request.id, request.tenant, row.place.value, request.prompt_len, request.generated,
         request.computed, request.cached, request.max_len, to_seconds(now - request.arrival), request.preemptions,
-        owned,
+        owned, left,
     )  # fmt: skip

@@ -5,17 +5,19 @@ const MOST_LANES = 400;
 
 export class History {
   constructor() {
-    this.requests = new Map(); // number -> {n, id, own, prompt, cached, generated, queued, admitted, first, ended, reason, segments, preemptions}
+    this.requests = new Map(); // number -> {n, id, own, prompt, cached, generated, queued, admitted, first, ended, reason, segments, preemptions, left}
     this.steps = []; // {t0, t, predicted, measured, rows, tokens, emitted, prefill}
     this.samples = []; // {t, running, waiting}
     this.receipts = []; // newest first
     this.drafted = 0;
     this.accepted = 0;
     this.now = 0;
+    this.blockSize = 0; // tokens
   }
 
   add(sample) {
     this.now = sample.now;
+    this.blockSize = sample.block_size;
     if (!this.samples.length) this.#rows(sample); // those that were there before this page
     for (const event of sample.events) this[`_${event.k}`]?.(event);
     this.#rows(sample);
@@ -29,6 +31,7 @@ export class History {
       const queued = sample.now - row.age;
       const request = this.#request(row.number, { queued, first: row.generated ? queued : undefined });
       Object.assign(request, { id: row.id, own: row.own, prompt: row.prompt, generated: row.generated, place: row.place, preemptions: row.preemptions });
+      if (row.place !== "waiting") request.left ??= row.left;
       if (row.place === "running") request.admitted ??= sample.now;
       request.cached ??= row.cached;
     }

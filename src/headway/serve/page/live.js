@@ -197,10 +197,16 @@ function table(element, head, rows) {
     h("tbody", {}, rows.map((row) => h("tr", {}, row.map((text) => h("td", {}, String(text)))))));
 }
 
+function whyMissed(one) {
+  if (one.missed <= history.blockSize) return "no full block before its last token";
+  if (one.left === undefined) return "it ended before it was looked at";
+  return one.left === null ? "nothing cached began like it and went on" : `the nearest cached prompt goes on otherwise after ${one.left} tokens`;
+}
+
 function showTables() {
   const missed = [...history.requests.values()].filter((one) => one.admitted !== undefined && one.prompt)
     .map((one) => ({ ...one, missed: one.prompt - (one.cached ?? 0) })).sort((a, b) => b.missed - a.missed).slice(0, 8);
-  table($("misses"), ["request", "prompt", "cached", "computed"], missed.map((one) => [name(one), one.prompt, one.cached ?? 0, one.missed]));
+  table($("misses"), ["request", "prompt", "cached", "computed", "why"], missed.map((one) => [name(one), one.prompt, one.cached ?? 0, one.missed, whyMissed(one)]));
   $("misses-see").textContent = missed.length ? "The largest first. “headway cache explain” says where a prompt left the nearest cached one." : "No prompt yet.";
   const bills = history.receipts.slice(0, 8);
   const priced = bills.some((one) => one.dollars !== undefined);
