@@ -5,14 +5,16 @@
     calibrate   loads of many sizes, probed around: a fit per regime of the machine, the host's time between steps
     cells       closed loops of 1 to 32 requests, of other lengths than those fitted on
     arrivals    Poisson arrivals at 50, 80 and 95 % of the most that `cells` saw, each served twice
+    simulate    all of these loads again, in virtual time
     report      the section of docs/accuracy-simulator.md
 
-Each part takes at most five minutes, keeps what it found in the state file, and can be run again; `cells` and
-`arrivals` go on where they were stopped. Memory and arithmetic are probed just before and after each load; a load
-during which they changed by more than 10 % is played again, three times at most (`--quick`: once), and the time when
-they changed least is taken.
-In process: HTTP and its client are not simulated. The simulation has the engine's own limits and step budget, and the
-step times of the regime that was probed.
+`calibrate` also saves the profile, as `headway calibrate` does, and what is measured afterwards is served with it. The
+measuring parts begin no further load after `--most` seconds, keep what they found in the state file and the event logs
+of all loads in `--logs`, and go on there when they are called again. Memory and arithmetic are probed just before and
+after each load; a load during which they changed by more than 10 % is played again, `--tries` times at most (`--quick`:
+once), and the time when they changed least is taken.
+A server's engine, with its step budget, in this process: HTTP and its client are not simulated. The simulation has the
+engine's own limits and budget, and the step times of the regime that was probed.
 """
 
 from __future__ import annotations
@@ -20,28 +22,35 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from headway import LLM, SamplingParams
+from headway import SamplingParams
 from headway.core.clock import to_seconds
+from headway.core.errors import BadInput
 from headway.core.events import StepDone
+from headway.engine.build import Engine, build_engine
 from headway.engine.event_file import read_events
 from headway.engine.machine import usable_cores, wall_clock
-from headway.engine.messages import Delta
-from headway.engine.profile import held_formats, saved_profile
+from headway.engine.messages import Submit
+from headway.engine.options import EngineOptions
+from headway.engine.profile import held_formats, profile_path, saved_profile
 from headway.measure.formats import machine_probe, measure_machine
+from headway.measure.probe import save_profile
 from headway.measure.served import Window, calibrate
 from headway.metrics.records import TOKEN_KINDS, RequestRecord
 from headway.roofline.profile import Profile, Rates, device_of
 from headway.roofline.timing import estimate
+from headway.scheduling.budget import Budget
 from headway.simulate.arrivals import Arrivals, Closed
 from headway.simulate.deploy import Deployed, EngineSetup, deployed
 from headway.simulate.driver import Source
@@ -52,59 +61,61 @@ from headway.traffic.traces import TraceRow
 PAGE = Path(__file__).parent.parent / "docs" / "accuracy-simulator.md"
 FITTED = ((1, 32, 48), (3, 400, 24), (6, 64, 48), (12, 200, 32), (24, 48, 32), (2, 1500, 16), (1, 700, 8))
 CELLS, CELL = (1, 2, 4, 8, 16, 32), (128, 64)  # requests in flight; tokens of prompt and answer
-SHARES = (0.5, 0.8, 0.95)
-STEADY, TRIES = 1.1, 3
+SHARES, SECONDS = (0.5, 0.8, 0.95), 60  # of the most requests/s; for how long they come
+STEADY, PROBES = 1.1, 7  # change of the machine during a load; probes before and after, of which the median counts
 FIGURES = ("ttft_ms", "tpot_ms")
 Summary = dict[str, dict[str, float]]  # figure -> mean, p50, p99
 
 
 class Machine:
-    """The engine, what it serves, and a probe of the machine it runs on."""
+    """A server's engine that notes its steps in a log, and a probe of the machine it runs on."""
 
-    def __init__(self, args: argparse.Namespace, event_log: Path | None = None) -> None:
-        self._tries = 1 if args.quick else TRIES
-        self._until, self._clock = time.monotonic() + args.most, wall_clock()
-        self.llm = LLM(args.model, threads=args.threads, max_rows=32, max_model_len=2048, event_log=event_log)
-        self.probe = machine_probe(args.threads, self.llm.engine.backend.math)
-        self._random = random.Random(time.time_ns())
+    def __init__(self, args: argparse.Namespace, log: str) -> None:
+        args.logs.mkdir(parents=True, exist_ok=True)
+        self._tries, self._until = 1 if args.quick else args.tries, time.monotonic() + args.most
+        self.log = args.logs / f"{log}.jsonl"
+        self.engine = _engine(args, self.log)
+        self._clock, self._random = wall_clock(), random.Random(time.time_ns())
+        self._probe, self._numbers = machine_probe(args.threads, self.engine.backend.math), 0
 
     def serve(self, rows: Sequence[TraceRow], concurrency: int | None = None, until: float = 1e9) -> list[list[float]]:
         """Requests as they come, or so many in flight -> (TTFT, TPOT) in ms of each that began before `until` s."""
-        waiting, done, held = deque(rows), list[list[float]](), list[Any]()
+        loop, waiting, done = self.engine.loop, deque(rows), list[list[float]]()
+        live: dict[str, list[float]] = {}  # when each was asked, and when its tokens came
         begin = time.perf_counter()
-        while waiting or any(not one.done for one in held):
+        while waiting or live:
             now = time.perf_counter() - begin
-            held = [one for one in held if not one.done]
-            while waiting and (len(held) < concurrency if concurrency else waiting[0].at <= now):
+            while waiting and (len(live) < concurrency if concurrency else waiting[0].at <= now):
                 row = waiting.popleft()
                 if now < until:
-                    held.append(self._ask(row, begin + (now if concurrency else row.at), done))
-            if held:
-                self.llm.turn()
-            else:
+                    live[self._ask(row)] = [begin + (now if concurrency else row.at)]
+            if not live:
                 time.sleep(1e-3)
+                continue
+            for delta in loop.turn():
+                times = live[delta.id]
+                times.extend([time.perf_counter()] * len(delta.tokens))
+                if delta.finish is not None:
+                    asked, first, *_, last = live.pop(delta.id)
+                    done.append([1e3 * (first - asked), 1e3 * (last - first) / max(1, len(times) - 2)])
         return done
 
-    def _ask(self, row: TraceRow, asked: float, done: list[list[float]]) -> Any:
-        times: list[float] = []
-
-        def heard(delta: Delta) -> None:
-            times.extend([time.perf_counter()] * len(delta.tokens))
-            if delta.finish is not None:
-                tpot = (times[-1] - times[0]) / max(1, len(times) - 1)
-                done.append([1e3 * (times[0] - asked), 1e3 * tpot])
-
-        tokens = [self._random.randrange(100, self.llm.engine.info.vocab_size) for _ in range(row.input_tokens)]
+    def _ask(self, row: TraceRow) -> str:
+        self._numbers += 1
+        id, vocab = str(self._numbers), self.engine.info.vocab_size
+        tokens = tuple(self._random.randrange(100, vocab) for _ in range(row.input_tokens))
         params = SamplingParams(max_tokens=row.output_tokens, temperature=0, ignore_eos=True)
-        return self.llm.submit(tokens, params, heard)
+        refused = self.engine.loop.submit(Submit(id, tokens, params))
+        assert refused is None, refused
+        return id
 
-    def probed(self, serve: Any) -> tuple[list[list[float]], Window, bool]:
+    def probed(self, serve: Callable[[], list[list[float]]]) -> tuple[list[list[float]], Window, bool]:
         """Serve between two probes, again if the machine changed meanwhile -> results, when and at what rates, and
         whether it was steady; if it never was, of the time when it changed least."""
         least, kept = float("inf"), None
         for _ in range(self._tries):
-            before, begin = self.probe(), self._clock.now()
-            found, end, after = serve(), self._clock.now(), self.probe()
+            before, begin = self._rates(), self._clock.now()
+            found, end, after = serve(), self._clock.now(), self._rates()
             change = max(max(pair) / min(pair) for pair in zip(before, after, strict=True))
             if change < least:
                 least, kept = change, (found, Window(begin, end, before.between(after)))
@@ -113,19 +124,30 @@ class Machine:
         assert kept is not None, "it was served once at least"
         return *kept, least < STEADY
 
-    def simulated(self, profile: Profile, rates: Rates, host: float, source: Source, load: Load) -> Summary:
-        """The same load in virtual time, with this engine's limits and budget."""
-        engine = self.llm.engine
-        formats = held_formats(engine.shape, engine.backend)
-        timing = estimate(engine.shape, profile, engine.backend.name, formats, rates)
-        assert timing is not None, "calibrate fits these formats"
-        like: Deployed = deployed(engine.shape, device_of(profile), 1, EngineSetup(host_us=1e6 * host), profile=profile)
-        limits = msgspec.structs.replace(engine.loop.scheduler.limits, max_in_flight=1)
-        budget = engine.pacing.budget  # less what single steps vary by, which the engine learns
-        if budget.milliseconds is not None:
-            budget = msgspec.structs.replace(budget, milliseconds=budget.milliseconds / timing.high)
-        here = msgspec.structs.replace(like, model=timing.model, limits=limits, budget=budget)
-        return summed([_times(record) for record in play(here, source, load).run.records if record.completed])
+    def _rates(self) -> Rates:
+        """What the machine gives now."""
+        return Rates(*(float(one) for one in np.median([self._probe() for _ in range(PROBES)], axis=0)))
+
+
+def _engine(args: argparse.Namespace, log: Path | None = None) -> Engine:
+    given = {"model": args.model, "threads": args.threads, "max_rows": 32, "max_model_len": 2048, "max_wait": None}
+    return build_engine(EngineOptions.of(given | {"event_log": str(log) if log else None}), serves=True)
+
+
+def simulated(
+    engine: Engine, profile: Profile, rates: Rates, host: float, budget: Budget, rows: list[TraceRow], many: int | None
+) -> Summary:
+    """A load in virtual time, with the engine's limits and the budget that it had."""
+    load = Load("closed" if many else "trace")
+    source: Source = Closed(rows, many) if many else Arrivals(rows, load)
+    timing = estimate(engine.shape, profile, engine.backend.name, held_formats(engine.shape, engine.backend), rates)
+    assert timing is not None, "calibrate fits these formats"
+    like: Deployed = deployed(engine.shape, device_of(profile), 1, EngineSetup(host_us=1e6 * host), profile=profile)
+    limits = msgspec.structs.replace(engine.loop.scheduler.limits, max_in_flight=1)
+    assert budget.milliseconds is not None, "a server's"
+    sure = msgspec.structs.replace(budget, milliseconds=budget.milliseconds / timing.high)  # as the engine learns
+    here = msgspec.structs.replace(like, model=timing.model, limits=limits, budget=sure)
+    return summed([_times(record) for record in play(here, source, load).run.records if record.completed])
 
 
 def summed(found: Sequence[Sequence[float]]) -> Summary:
@@ -158,112 +180,161 @@ def rows_of(count: int, prompt: int, output: int, rate: float | None = None, see
 
 
 def calibrated(args: argparse.Namespace, state: dict[str, Any]) -> None:
+    """Play what is to be fitted on, as far as it was not, and fit when all was."""
+    known, end = state.setdefault("fitted", {}), time.monotonic() + args.most
+    missing = [number for number in range(len(FITTED)) if str(number) not in known]
+    profile = saved_profile() or measure_machine(args.threads)
+    machine = Machine(args, f"fitted-{len(known)}")
+    for number in missing:
+        if time.monotonic() < end:
+            concurrency, *lengths = FITTED[number]
+            rows = rows_of(10_000, *lengths)
+            _, window, steady = machine.probed(partial(machine.serve, rows, concurrency, args.seconds))
+            known[str(number)] = {"window": msgspec.to_builtins(window), "steady": steady}
+            print("fitted on", FITTED[number], known[str(number)], flush=True)
+            args.state.write_text(json.dumps(state, indent=1))
+    machine.engine.close()
+    if len(known) < len(FITTED):
+        print(f"{len(known)} of {len(FITTED)} loads; call it again", flush=True)
+        return
+    engine, windows = machine.engine, [msgspec.convert(one["window"], Window) for one in known.values()]
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "events.jsonl"
-        machine, windows = Machine(args, log), list[Window]()
-        kept = 0
-        for cell in FITTED:
-            rows = rows_of(10_000, *cell[1:])
-            _, window, steady = machine.probed(lambda r=rows, c=cell: machine.serve(r, c[0], args.seconds))
-            kept += steady
-            windows.append(window)
-        engine = machine.llm.engine
-        profile = saved_profile() or measure_machine(args.threads)
+        log = joined(sorted(args.logs.glob("fitted-*.jsonl")), Path(folder) / "all.jsonl")
         formats = held_formats(engine.shape, engine.backend)
-        machine.llm.close()
         found = calibrate(log, engine.shape, profile, engine.backend.math, formats, windows)
         steps = [one for one in read_events(log) if isinstance(one, StepDone) and to_seconds(one.idle) < 0.05]
-        host = [to_seconds(one.now - one.planned + one.idle) - one.seconds.executor for one in steps]
+    host = [to_seconds(one.now - one.planned + one.idle) - one.seconds.executor for one in steps]
+    save_profile(found.profile, profile_path())
     state |= {
         "model": engine.info.name, "profile": msgspec.to_builtins(found.profile), "host": float(np.median(host)),
         "held_out": msgspec.to_builtins(found.held_out), "regimes": [one.bandwidth[1] for one in found.fits],
-        "steady": f"{kept} of {len(FITTED)}",
     }  # fmt: skip
 
 
+def joined(logs: Sequence[Path], into: Path) -> Path:
+    """Event logs as one, with the first one's header."""
+    with open(into, "wb") as file:
+        for number, log in enumerate(logs):
+            with open(log, "rb") as part:
+                header = part.readline()
+                file.write(b"" if number else header)
+                shutil.copyfileobj(part, file)
+    return into
+
+
+def load_of(key: str, state: dict[str, Any], quick: bool) -> tuple[list[TraceRow], int | None]:
+    """Requests of a load, and how many are in flight; None = they come at their times."""
+    part, value = key.split()
+    if part == "cells":
+        count = max(2 * int(value), 8 if quick else 40)
+        return rows_of(count + int(value), *CELL), int(value)
+    most = max(one["requests_per_second"] for name, one in state["loads"].items() if name.startswith("cells"))
+    rate = float(value) * most
+    rows = rows_of(20 if quick else int(max(40, SECONDS * rate)), *CELL, rate=rate, seed=round(100 * float(value)))
+    return rows, None
+
+
 def loads(args: argparse.Namespace, state: dict[str, Any], part: str) -> None:
-    """Those of a part that were not played yet."""
-    machine, profile = Machine(args), msgspec.convert(state["profile"], Profile)
-    found, begin = state.setdefault(part, {}), time.monotonic()
-    for key in CELLS if part == "cells" else SHARES:
-        if str(key) in found or time.monotonic() - begin > args.most:
+    """Those of a part that were not played yet, or not often enough."""
+    found, end = state.setdefault("loads", {}), time.monotonic() + args.most
+    if part == "arrivals" and any(f"cells {value}" not in found for value in CELLS):
+        raise SystemExit("play all cells first: they say what saturation is")
+    machine, runs = None, 1 if part == "cells" else 2
+    for key in [f"{part} {value}" for value in (CELLS if part == "cells" else SHARES)] * runs:
+        if len(found.get(key, {"runs": []})["runs"]) == runs or time.monotonic() > end:
             continue
-        if part == "cells":
-            count = int(max(2 * key, 8 if args.quick else 40))
-            rows, load = rows_of(count + int(key), *CELL), Load("closed")
-            concurrency: int | None = int(key)
-            source: Source = Closed(rows, int(key))
-        else:
-            rate = key * max(cell["requests_per_second"] for cell in state["cells"].values())
-            rows = rows_of(20 if args.quick else int(max(60, 100 * rate)), *CELL, rate=rate, seed=round(100 * key))
-            load, concurrency, source = Load("trace"), None, Arrivals(rows, Load("trace"))
-        runs = []
-        for _ in range(1 if part == "cells" else 2):
-            served, window, steady = machine.probed(lambda r=rows, c=concurrency: machine.serve(r, c))
-            runs.append((summed(served), window.rates, steady, len(rows) / to_seconds(window.end - window.begin)))
-        _, rates, _, rate = runs[0]
-        said = machine.simulated(profile, rates, state["host"], source, load)
-        found[str(key)] = {
-            "measured": [run[0] for run in runs], "simulated": said, "gb_s": rates.bandwidth / 1e9,
-            "steady": all(run[2] for run in runs), "requests_per_second": rate,
-            "slowness": machine.llm.engine.loop.scheduler.pace.slowness,
-        }  # fmt: skip
-        print(part, key, found[str(key)], flush=True)
+        machine = machine or Machine(args, f"{part}-{int(time.time())}")
+        rows, concurrency = load_of(key, state, args.quick)
+        served, window, steady = machine.probed(partial(machine.serve, rows, concurrency))
+        one = found.setdefault(key, {"runs": []})
+        one["requests_per_second"] = len(rows) / to_seconds(window.end - window.begin)
+        run = {"window": window, "steady": steady, "measured": summed(served), "log": machine.log.name,
+               "budget": machine.engine.pacing.budget}  # fmt: skip
+        one["runs"].append(msgspec.to_builtins(run))
+        print(key, one["runs"][-1], flush=True)
         args.state.write_text(json.dumps(state, indent=1))
-    machine.llm.close()
+    if machine is not None:
+        machine.engine.close()
+
+
+def simulate(args: argparse.Namespace, state: dict[str, Any]) -> None:
+    """All runs of all loads, each at the rates that were probed around it; and with step times that are fitted on the
+    run's own steps, where they are of enough sizes: what is wrong then is not their length."""
+    engine, profile = _engine(args), msgspec.convert(state["profile"], Profile)
+    formats = held_formats(engine.shape, engine.backend)
+    for key, one in state["loads"].items():
+        for run in one["runs"]:
+            rows, concurrency = load_of(key, state, args.quick)
+            window = msgspec.convert(run["window"], Window)
+            about = state["host"], msgspec.convert(run["budget"], Budget), rows, concurrency
+            run["simulated"] = simulated(engine, profile, window.rates, *about)
+            try:
+                found = calibrate(args.logs / run["log"], engine.shape, profile, engine.backend.math, formats, [window])
+            except (BadInput, OSError):
+                continue
+            run["simulated_own"] = simulated(engine, found.profile, window.rates, *about)
+    engine.close()
 
 
 def report(state: dict[str, Any]) -> str:
     """The section, from `## Our own engine` on."""
+    steady = f"{sum(one['steady'] for one in state['fitted'].values())} of {len(FITTED)}"
     lines = [
         "## Our own engine", "",
-        f"`python benchmarks/simulate_own.py calibrate cells arrivals report`: {state['model']}, in process, on the "
-        "machine that this page was written on. Step times are fitted on other loads than those shown "
-        f"({state['steady']} of them while the machine kept its speed; regimes at "
+        f"`python benchmarks/simulate_own.py calibrate cells arrivals simulate report`: {state['model']}, a "
+        "server's engine, on the machine that this page was written on. Step times are fitted on other loads than "
+        f"those shown ({steady} of them while the machine kept its speed; regimes at "
         f"{', '.join(f'{rate / 1e9:.0f} GB/s' for rate in state['regimes'])}); errors on steps left out, median: "
         + ", ".join(f"{one['kind']} {one['median']:.1%}" for one in state["held_out"])
         + ". *again*: how much the engine's second run of the same arrivals differs from its first.", "",
         "| load | GB/s | TTFT p50, ms | error | TPOT p50, ms | error | p99: TTFT, TPOT | again: TTFT, TPOT |",
         "|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
-    for part, name in (("cells", "{} in flight"), ("arrivals", "{:.0%} of saturation")):
-        for key, one in state.get(part, {}).items():
-            lines.append(_row(name.format(int(key) if part == "cells" else float(key)), one))
+    for key, one in state["loads"].items():
+        part, value = key.split()
+        name = f"{value} in flight" if part == "cells" else f"{float(value):.0%} of saturation"
+        lines += [_row(name if number == 0 else "the same again", one["runs"][0], run)
+                  for number, run in enumerate(one["runs"])]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
-def _row(name: str, one: dict[str, Any]) -> str:
-    first, said = one["measured"][0], one["simulated"]
+def _row(name: str, first: dict[str, Any], run: dict[str, Any]) -> str:
+    """Of one run, with what it differs by from the first one."""
+    measured, said = run["measured"], run["simulated"]
 
-    def error(figure: str, key: str, of: dict[str, Any] = said) -> str:
-        return f"{of[figure][key] / first[figure][key] - 1:+.0%}"
+    def error(figure: str, key: str) -> str:
+        return f"{said[figure][key] / measured[figure][key] - 1:+.0%}"
 
-    ttft, tpot = (f"{first[figure]['p50']:.1f} | {error(figure, 'p50')}" for figure in FIGURES)
+    ttft, tpot = (f"{measured[figure]['p50']:.1f} | {error(figure, 'p50')}" for figure in FIGURES)
     high = ", ".join(error(figure, "p99") for figure in FIGURES)
-    again = ", ".join(error(figure, "p50", one["measured"][1]) for figure in FIGURES) if one["measured"][1:] else ""
-    unsteady = "" if one["steady"] else " (unsteady)"
-    return f"| {name}{unsteady} | {one['gb_s']:.0f} | {ttft} | {tpot} | {high} | {again} |"
+    apart = [f"{measured[figure]['p50'] / first['measured'][figure]['p50'] - 1:+.0%}" for figure in FIGURES]
+    again = "" if run is first else ", ".join(apart)
+    unsteady = "" if run["steady"] else " (unsteady)"
+    return f"| {name}{unsteady} | {run['window']['rates'][0] / 1e9:.0f} | {ttft} | {tpot} | {high} | {again} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=("calibrate", "cells", "arrivals", "report"))
+    parser.add_argument("parts", nargs="+", choices=("calibrate", "cells", "arrivals", "simulate", "report"))
     parser.add_argument("--model", help="default: the built-in one")
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--state", type=Path, default=Path(__file__).with_name("data") / "simulate_own.json")
+    parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "headway-simulate-own")
     parser.add_argument("--seconds", type=float, default=25.0, help="of each load that is fitted on")
     parser.add_argument(
         "--most",
         type=float,
-        default=240.0,
+        default=120.0,
         help="seconds after which a part begins no further load, and plays none again",
     )
+    parser.add_argument("--tries", type=int, default=3, help="of a load during which the machine changed")
     parser.add_argument("--quick", action="store_true", help="few requests, to try the script out")
     args = parser.parse_args()
     state: dict[str, Any] = json.loads(args.state.read_text()) if args.state.is_file() else {}
+    whole = {"calibrate": calibrated, "simulate": simulate}
     for part in args.parts:
-        if part == "calibrate":
-            calibrated(args, state)
+        if part in whole:
+            whole[part](args, state)
         elif part == "report":
             head, _, tail = PAGE.read_text().partition("## Our own engine\n")
             rest = tail.partition("\n## ")[2]
