@@ -61,3 +61,22 @@ def test_a_depth_not_seen_yet_is_taken_to_be_as_the_one_before() -> None:
 
 def test_the_same_results_give_the_same_steps() -> None:
     assert played(3)[1] == played(3)[1]
+
+
+@pytest.mark.parametrize("slow", [1.0, 2.5])
+def test_a_stretched_step_takes_so_many_times_its_decodes_however_slow_the_machine(slow: float) -> None:
+    scheduler = Scheduler(LIMITS, key=b"k", model=MODEL, budget=Budget(milliseconds=1.0, least=0.01, stretch=2.0))
+    for number in range(4):
+        scheduler.add(Request(f"stream {number}", [number + 1], SamplingParams(seed=0), max_len=5000))
+    scheduler.add(Request("long", [9] * 2500, SamplingParams(seed=0), max_len=2501))
+    now, took = 0, []
+    while "long" in scheduler.state.rows:
+        plan = scheduler.plan(now)
+        seconds = slow * (plan.predicted or 0)
+        now += to_ps(seconds)
+        tokens = {work.id: (5,) for work in plan.work if work.sample}
+        scheduler.commit(StepResult(plan.step, tokens, seconds=Seconds(forward=seconds)), now)
+        if any(work.decode for work in plan.work) and any(work.count > 1 for work in plan.work):
+            took.append(1e3 * seconds)
+    decodes = 1e3 * slow * (MODEL.step + 4 * MODEL.token)
+    assert max(took) == pytest.approx(2 * decodes, rel=0.001)

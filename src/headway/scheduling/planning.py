@@ -83,9 +83,10 @@ class Step:
         self._chunks = 0
         self._deepest = 0  # where the deepest of them begins
         self._opened = False  # the pass for prompts has begun
-        self._base = 0.0  # predicted milliseconds of the decodes
+        self._alone = 0.0  # milliseconds of the decodes, as the model says
+        self._base = 0.0  # and as steps like this one were lately
         self._until: float | None = None  # milliseconds at which the step should end; None = no limit
-        self._stretched = 0.0  # predicted milliseconds up to which it may last, however slow the machine
+        self._stretched = 0.0  # as the model says, up to which it may last, however slow the machine
 
     @property
     def running(self) -> int:
@@ -223,8 +224,9 @@ class Step:
         self.left = min(room, max(self._most - self._tokens, round(self._most * self._budget.least), 1))
         if self._model is None or self.shape is None or self._budget.milliseconds is None:
             return
-        self._base = self._predicted_ms() if self._decodes else 0.0
-        self._until, self._stretched = self._budget.until(self._base), self._budget.stretch * self._base
+        self._alone = 1e3 * self._model.predict(self.shape.build()) if self._decodes else 0.0
+        self._base = self._alone * self._slowness(0)
+        self._until, self._stretched = self._budget.until(self._base), self._budget.stretch * self._alone
 
     @contextmanager
     def sparing(self, tokens: int, part: int) -> Iterator[None]:
@@ -233,7 +235,7 @@ class Step:
         self.left -= tokens
         if until is not None:
             self._until = until - (until - self._base) / part
-            self._stretched = stretched - (stretched - self._base) / part
+            self._stretched = stretched - (stretched - self._alone) / part
         yield
         self.left = left - (self._tokens - used)
         self._until, self._stretched = until, stretched
@@ -418,10 +420,6 @@ class Step:
             if victim is row:
                 return None
         return blocks
-
-    def _predicted_ms(self) -> float:
-        assert self.shape is not None and self._model is not None
-        return self._model.predict(self.shape.build()) * 1e3 * self._slowness(0)
 
     def _slowness(self, start: int) -> float:
         """Measured over predicted time of such a step, with a chunk more that begins at `start`."""
