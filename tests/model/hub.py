@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -21,6 +21,8 @@ class Hub:
         asked: (method, path, Range) of each request.
         cut: file -> bytes after which its connection breaks, once.
         sizes: file -> bytes that it is said to have, where that is a lie.
+        drips: files of which, after half, a byte comes now and then.
+        slow_api: what is asked about repositories is answered by a byte now and then.
         endless: files whose body does not end.
         circles: every file is somewhere else, for ever.
         endpoint: its address.
@@ -32,6 +34,8 @@ class Hub:
         self.asked: list[tuple[str, str, str | None]] = []
         self.cut: dict[str, int] = {}
         self.sizes: dict[str, int] = {}
+        self.drips: set[str] = set()
+        self.slow_api = False
         self.endless: set[str] = set()
         self.circles = False
         self.endpoint = ""
@@ -43,6 +47,8 @@ class Hub:
 
 @contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
+    over = Event()
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -71,6 +77,8 @@ def serving(hub: Hub) -> Iterator[Hub]:
                 sizes = {name: len(data) for name, data in hub.repos[repo].items()} | hub.sizes
                 files = [{"rfilename": name, "size": size} for name, size in sizes.items()]
                 answer = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": files, "private": False, "tags": []}
+                if hub.slow_api:
+                    return self._drip(json.dumps(answer).encode(), {}, 0)
                 return self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
             if hub.circles:
                 return self._send(302, b"", {"Location": self.path})
@@ -85,7 +93,18 @@ def serving(hub: Hub) -> Iterator[Hub]:
             headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
             if start:
                 headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            if name in hub.drips and self.command == "GET":
+                return self._drip(data, headers, len(data) // 2)
             self._send(206 if start else 200, data[start:], headers, end - start)
+
+        def _drip(self, data: bytes, headers: dict[str, str], half: int) -> None:
+            """Send a file to its half, then a byte now and then, until the client has had enough or the test has."""
+            self._send(200, data, headers, half)
+            with suppress(OSError):
+                for byte in data[half:-1]:
+                    self.wfile.write(bytes([byte]))
+                    if over.wait(0.05):
+                        break
 
         def _flood(self) -> None:
             self.send_response(200)
@@ -115,6 +134,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        over.set()
         server.shutdown()
         server.server_close()
         thread.join()

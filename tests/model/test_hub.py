@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 
 from headway.core.errors import BadInput, HeadwayError
 from headway.engine.references import load_shape
-from headway.model.hub import bytes_under
+from headway.model.fetching import LEAST_BYTES, StallGuard, bytes_under
 from headway.model.source import FetchError, resolve
 from headway.shape.catalogue import find_model, model_config
 from tests.model.hub import Hub, serving
@@ -70,7 +69,7 @@ def test_a_revision_may_be_named(hub: Hub) -> None:
 
 
 def test_an_interrupted_download_is_resumed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    monkeypatch.setattr("headway.model.hub.CHUNK", 1000)
     hub.cut = {"model-00001-of-00002.safetensors": 50_000}
     try:
         folder = resolve("org/name")  # the library itself may try again
@@ -184,4 +183,40 @@ def test_a_hostile_hub_is_one_sentence_and_writes_nowhere_else(hub: Hub, tmp_pat
         resolve("org/name")
     hub.endless, hub.circles = set(), True
     with pytest.raises(FetchError, match="does not give it"):
+        resolve("org/name")
+
+
+def test_what_comes_too_slowly_is_given_up() -> None:
+    """Enough in every window, or the download ends."""
+    now = [0.0]
+    guard = StallGuard("http://hub", lambda: now[0])
+
+    def at(seconds: float, received: int) -> None:
+        now[0] = seconds
+        guard.check(received)
+
+    for window in range(5):
+        at(179 * window, LEAST_BYTES * window)
+    at(800, 5)  # begun anew
+    with pytest.raises(FetchError, match="http://hub sends too slowly: 10 bytes in the last 180 s; run this again"):
+        at(179 * 4 + 181, 15)
+
+
+def test_a_hub_that_drips_is_given_up_and_complete_files_are_kept(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.model.hub.CHUNK", 1000)
+    monkeypatch.setattr("headway.model.fetching.STALL_SECONDS", 0.5)
+    file = "model-00002-of-00002.safetensors"
+    hub.drips = {file}
+    with pytest.raises(FetchError, match=f"{hub.endpoint} sends too slowly: .* bytes in the last 0.5 s"):
+        resolve("org/name")
+    hub.drips = set()
+    monkeypatch.setattr("headway.model.fetching.STALL_SECONDS", 180)
+    assert (resolve("org/name") / file).read_bytes() == SHARD[::-1]
+    assert hub.fetched().count("model-00001-of-00002.safetensors") == 1  # it was complete
+
+
+def test_a_hub_that_never_says_what_it_has_is_given_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.model.fetching.STALL_SECONDS", 0.5)
+    hub.slow_api = True
+    with pytest.raises(FetchError, match=f"{hub.endpoint} sends too slowly: 0 bytes in the last 0.5 s"):
         resolve("org/name")

