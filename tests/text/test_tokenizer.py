@@ -32,6 +32,17 @@ def test_a_folder_and_a_gguf_header_give_the_same_ids(
     assert folder.decode(expected, skip_special=False) == header.decode(expected, skip_special=False) == text
 
 
+def test_where_two_tokenizers_part(byte_level: tokenizers.Tokenizer, tmp_path: Path) -> None:
+    folder, metadata = Tokenizer(hf_source(byte_level, tmp_path)), gguf_metadata(byte_level, "smollm")
+    assert folder.parting(Tokenizer(gguf_source(metadata))) is None
+    tokens = [byte_level.id_to_token(id) for id in range(byte_level.get_vocab_size())]
+    shorter = Tokenizer(gguf_source(metadata, vocab_size=len(tokens) - 2))
+    assert folder.parting(shorter) == f"it has {len(tokens) - 2} tokens there and {len(tokens)} here"
+    tokens[9] = "other"
+    changed = Tokenizer(gguf_source(metadata | {"tokenizer.ggml.tokens": tokens}))
+    assert str(folder.parting(changed)).startswith("token 9 is 'other' there and ")
+
+
 @shared
 @given(st.text())
 def test_decoding_restores_any_text(byte_level_tokenizer: Tokenizer, text: str) -> None:

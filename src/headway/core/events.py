@@ -257,7 +257,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
         budget: its figures by name, as in `scheduling.budget.Budget`.
         ttl: time-to-live of cached blocks, ps.
         ttft: ps to a first token that the policy works for.
-        profile: the step-time model's figures; None if there was none.
+        profile: the step-time model's figures; None if there was none. drafter: those of a draft model's passes.
         regime: which fit of the profile predicted its first steps.
         ratios: measured over predicted time of the last steps with chunks before them, by kind. draft_ratios: of those
             without chunks, by size, as `scheduling.drafting` keeps them.
@@ -275,6 +275,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     ttl: int | None = None
     ttft: int | None = None
     profile: dict[str, Any] | None = None
+    drafter: dict[str, float] | None = None
     regime: Count = 0
     ratios: dict[int, tuple[float, ...]] = {}
     draft_ratios: tuple[tuple[int, int, float], ...] = ()

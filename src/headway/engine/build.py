@@ -22,6 +22,7 @@ from headway.core.events import EventLog, Fold, Header
 from headway.core.receipts import Receipts
 from headway.core.request import SamplingParams
 from headway.core.step import Capabilities
+from headway.engine.draft_model import PROPOSERS, DraftModel, load_draft
 from headway.engine.event_file import EventWriter
 from headway.engine.loop import EngineLoop
 from headway.engine.machine import free_memory, usable_cores, wall_clock
@@ -46,6 +47,7 @@ from headway.scheduling.budget import StepTimeModel
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
 from headway.speculation.ngram import NgramProposer
+from headway.speculation.proposer import Proposer
 from headway.text.chat import encode_chat
 from headway.text.grammar import GrammarChecker
 from headway.text.template import ChatTemplate
@@ -307,11 +309,15 @@ def build_engine(
         if tried is not None:
             tried.result()
     adapters = None if model.adaptable is None else AdapterTable(model.adaptable)
-    limits, memory = _limits(options, model, backend, free)
+    draft = _draft(options, model, threads, tokenizer, free - backend.weight_bytes, progress)
+    limits, memory = _limits(options, model, backend, free, draft)
+    drafter = draft.measure(limits) if draft is not None else None
     profile = saved_profile()
     timing = step_time(model.shape, profile, backend) if profile and backend.math in profile.rates else None
     grammars = Grammars(tokenizer)
-    proposer = NgramProposer() if options.draft == "ngram" else None
+    proposer: Proposer | None = NgramProposer() if options.draft == "ngram" else None
+    if draft is not None:
+        proposer = draft.proposer(limits, options.verification)
     executor = ModelExecutor(
         backend,
         model.forward,
@@ -338,14 +344,17 @@ def build_engine(
     log = EventLog(*subscribers, receipts, *([watch] if watch else []))
     resources = ExitStack()
     resources.callback(backend.close)
+    if draft is not None:
+        resources.callback(draft.backend.close)
     if options.event_log is not None:
         formats = held_formats(model.shape, backend)
         config = {"model": model.info.name, "backend": backend.name, "formats": formats, "version": __version__}
+        config |= {} if draft is None else {"draft": draft.model.info.name}
         measured = msgspec.to_builtins(profile) if known else {"costs": msgspec.to_builtins(pacing.costs)}
-        header = _header(options, limits, pacing, measured, regime, config)
+        header = _header(options, limits, pacing, measured, regime, config, drafter)
         log.subscribe(resources.enter_context(make_writer(Path(options.event_log), header)))
     loop = EngineLoop(
-        scheduler=_scheduler(options, limits, pacing, steps, [one.model for one in seen], regime, log),
+        scheduler=_scheduler(options, limits, pacing, steps, [one.model for one in seen], regime, log, drafter),
         executor=executor,
         clock=wall_clock(),
         vocab_size=tokenizer.vocab_size,
@@ -373,6 +382,16 @@ def _backend(options: EngineOptions) -> tuple[Backend, int]:
     return backend, threads
 
 
+def _draft(
+    options: EngineOptions, model: Model, threads: int, tokenizer: Tokenizer, room: float, progress: Progress | None
+) -> DraftModel | None:
+    """The model that drafts, if one does, on a backend like the other's."""
+    if options.draft in PROPOSERS:
+        return None
+    backend = make_backend(options.backend, threads, options.weights, options.group, options.kv, options.pack_cache)
+    return load_draft(options.draft, backend, model.shape.groups, tokenizer, room, progress)
+
+
 def _header(
     options: EngineOptions,
     limits: Capabilities,
@@ -380,6 +399,7 @@ def _header(
     profile: dict[str, Any],
     regime: int,
     config: dict[str, Any],
+    drafter: FixedCosts | None,
 ) -> Header:
     """What an event log begins with. profile: what predicts steps."""
     return Header(
@@ -388,6 +408,7 @@ def _header(
         budget=msgspec.structs.asdict(pacing.budget),
         ttl=to_ps(options.prefix_ttl),
         profile=profile,
+        drafter=msgspec.to_builtins(drafter),
         regime=regime,
         config=config,
     )
@@ -401,6 +422,7 @@ def _scheduler(
     regimes: Sequence[StepTimeModel],
     regime: int,
     log: EventLog,
+    drafter: FixedCosts | None,
 ) -> Scheduler:
     return Scheduler(
         limits,
@@ -416,24 +438,38 @@ def _scheduler(
         max_wait=options.max_wait,
         max_ttft=options.max_ttft,
         ttft=None if options.ttft_target is None else to_ps(options.ttft_target),
+        drafter=drafter,
     )
 
 
 def _memory(
-    options: EngineOptions, model: Model, backend: Backend, free: int, max_len: int, step_tokens: int
+    options: EngineOptions,
+    model: Model,
+    backend: Backend,
+    free: int,
+    max_len: int,
+    step_tokens: int,
+    draft: DraftModel | None,
 ) -> MemoryPlan:
     """Weights as they are, the largest step as the compiled program says, and pools for the rest."""
     groups, rows = model.shape.groups, options.max_rows
     logit_rows = rows + PROMPT_LOGITS + _max_drafts(options)
     remembered = BOOKKEEPING + 4 * rows  # 4: its place in the block table of any row
     blocks = [backend.block_bytes(group, options.block_size) + remembered for group in groups]
+    drafted = 0 if draft is None else draft.block_bytes(options.block_size)
+    if draft is not None:
+        blocks[draft.group] += drafted
     backend.allocate(CacheLayout(groups, (1,) * len(groups), options.block_size))  # for the program to be measured
     cached = min(rows * max_len, int(free // sum(blocks)) * options.block_size)  # whatever the cache will be
     values = backend.compile(model.forward).step_bytes(step_tokens, rows, logit_rows, cached, min(max_len, cached))
     adapters = 0 if model.adaptable is None else model.adaptable.bytes
     activations = values + logit_bytes(model.shape, logit_rows)
-    return cut_pools(
-        MemoryPlan(free, backend.weight_bytes, activations, PROCESS, adapters=adapters),
+    plan = MemoryPlan(free, backend.weight_bytes, activations, PROCESS, adapters=adapters)
+    if draft is not None:
+        own = draft.step_bytes(step_tokens, rows, DRAFTS, min(max_len, cached), options.block_size)
+        plan = msgspec.structs.replace(plan, draft=draft.backend.weight_bytes, activations=activations + own)
+    plan = cut_pools(
+        plan,
         groups,
         blocks,
         block_size=options.block_size,
@@ -442,19 +478,23 @@ def _memory(
         step_tokens=step_tokens,
         kv_cache_gib=options.kv_cache_gib,
     )
+    held = 0 if draft is None else drafted * plan.blocks[draft.group]
+    return msgspec.structs.replace(plan, draft_cache=held)
 
 
 def _max_drafts(options: EngineOptions) -> int:
     return 0 if options.draft == "off" else DRAFTS
 
 
-def _limits(options: EngineOptions, model: Model, backend: Backend, free: int) -> tuple[Capabilities, MemoryPlan]:
+def _limits(
+    options: EngineOptions, model: Model, backend: Backend, free: int, draft: DraftModel | None
+) -> tuple[Capabilities, MemoryPlan]:
     context = model.info.context_length
     max_len = options.max_model_len or context
     if max_len > context:
         raise BadInput("--max-model-len", f"{max_len} is above the model's context of {context}")
     step = max(options.max_step_tokens, options.max_rows + LEAST_PROMPT)  # prompts move beside as many decodes
-    memory = _memory(options, model, backend, free, max_len, step)
+    memory = _memory(options, model, backend, free, max_len, step, draft)
     if options.max_model_len and max_len > memory.longest:
         raise BadInput(
             "--max-model-len", f"{max_len} tokens do not fit in a cache of {memory.longest}; see --kv-cache-gib"

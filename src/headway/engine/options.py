@@ -134,8 +134,8 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str,
         Option(
             "Who proposes tokens that a step verifies besides drawing the next one. ngram: the request's own text, "
-            "which code, JSON, tables and edits repeat; off: nobody.",
-            ("off", "ngram"),
+            "which code, JSON, tables and edits repeat; a model, given as for the first: a smaller one with the same "
+            "tokenizer; off: nobody.",
             panel=DRAFTS,
         ),
     ] = "off"

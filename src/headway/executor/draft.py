@@ -251,13 +251,14 @@ class ModelProposer:
 
 def draft_limits(limits: Capabilities, group: int, groups: int) -> Capabilities:
     """What a small model with so many KV groups is to hold beside a large one whose limits these are."""
-    drafting = min(limits.max_rows, limits.max_drafts)
-    return msgspec.structs.replace(
-        limits,
-        blocks=(limits.blocks[group],) * groups,
-        windows=(None,) * groups,
-        max_tokens_per_step=max(AT_ONCE, limits.max_tokens_per_step) + LAG * drafting,
-    )
+    most = pass_tokens(limits.max_tokens_per_step, min(limits.max_rows, limits.max_drafts))
+    blocks = (limits.blocks[group],) * groups
+    return msgspec.structs.replace(limits, blocks=blocks, windows=(None,) * groups, max_tokens_per_step=most)
+
+
+def pass_tokens(step_tokens: int, rows: int) -> int:
+    """The most that a small model computes at once beside a large one's steps, where so many rows may draft."""
+    return max(AT_ONCE, step_tokens) + LAG * rows
 
 
 def memoryless(params: SamplingParams) -> SamplingParams:

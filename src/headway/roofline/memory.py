@@ -34,8 +34,8 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     Attributes:
         usable: all there is to divide.
         weights, activations, reserve: what is taken before the cache; reserve: runtime, libraries, whatever else.
-        adapters: what is kept for those that may be loaded.
-        cache: bytes of all blocks of all groups; 0 while no pools are cut.
+        adapters: what is kept for those that may be loaded. draft: weights of the model that drafts.
+        cache: bytes of all blocks of all groups; 0 while no pools are cut. draft_cache: of it, the draft model's.
         blocks: of each KV group's pool. block_size: tokens per block.
         tokens: of context that fit at once. longest: of one sequence that fits.
     """
@@ -50,11 +50,13 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     tokens: int = 0
     longest: int = 0
     adapters: float = 0.0
+    draft: float = 0.0
+    draft_cache: float = 0.0
 
     @property
     def room(self) -> float:
         """Bytes that caches may take, below 0 if the rest does not fit."""
-        return self.usable - self.weights - self.adapters - self.activations - self.reserve
+        return self.usable - self.weights - self.draft - self.adapters - self.activations - self.reserve
 
     def sequences(self, bytes_each: float) -> int:
         """How many caches of `bytes_each` fit (B6)."""
@@ -66,9 +68,11 @@ class MemoryPlan(msgspec.Struct, frozen=True):
         """(label, amount) pairs to print."""
         pools = " + ".join(map(str, self.blocks))
         cache = f"{_gib(self.cache)}, {pools} blocks of {self.block_size} = {self.tokens} tokens"
+        drafting = f"{_gib(self.draft)}, and {_gib(self.draft_cache)} of the KV cache"
+        draft = [("draft model", drafting)] if self.draft else []
         adapters = [("adapters", _gib(self.adapters))] if self.adapters else []
         return [
-            ("usable memory", _gib(self.usable)), ("weights", _gib(self.weights)), *adapters,
+            ("usable memory", _gib(self.usable)), ("weights", _gib(self.weights)), *draft, *adapters,
             ("activations", _gib(self.activations)), ("KV cache", cache), ("reserve", _gib(self.reserve)),
             ("left free", _gib(self.room - self.cache)),
         ]  # fmt: skip
@@ -76,6 +80,7 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     def spent(self) -> str:
         """Where it went, in a sentence about a cache that does not fit."""
         adapters = f"{self.adapters / GIB:.2f} for adapters, " if self.adapters else ""
+        adapters += f"{self.draft / GIB:.2f} for the draft model, " if self.draft else ""
         return (
             f"at most {_gib(max(self.room, 0))} are left for it of {_gib(self.usable)} free, after weights of "
             f"{self.weights / GIB:.2f}, {adapters}{self.activations / GIB:.2f} for a step's activations and "

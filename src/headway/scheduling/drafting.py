@@ -17,6 +17,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+import msgspec
+
 from headway.core.step import StepResult, StepShape
 from headway.scheduling.budget import StepTimeModel
 from headway.scheduling.flight import Flight
@@ -57,13 +59,20 @@ class Drafting:
         self._step = 0
 
     @property
+    def costs(self) -> dict[str, float] | None:
+        """What a draft model's passes cost, if that is known."""
+        return msgspec.structs.asdict(self._drafter) if isinstance(self._drafter, msgspec.Struct) else None
+
+    @property
     def ratios(self) -> Ratios:
-        """What was learned."""
-        return tuple((rows, drafts, ratio) for (rows, drafts), ratio in sorted(self._ratios.items()))
+        """What was learned; of no rows: of a draft model's passes."""
+        passes = ((0, 0, self._draft_ratio),) if self._drafter is not None else ()
+        return (*passes, *((rows, drafts, ratio) for (rows, drafts), ratio in sorted(self._ratios.items())))
 
     def begin_with(self, ratios: Ratios) -> None:
         """Go on from what another one learned."""
-        self._ratios = {(rows, drafts): ratio for rows, drafts, ratio in ratios}
+        self._ratios = {(rows, drafts): ratio for rows, drafts, ratio in ratios if rows}
+        self._draft_ratio = next((ratio for rows, _, ratio in ratios if not rows), 1.0)
 
     def begin_step(self, number: int, model: StepTimeModel | None) -> None:
         """What predicts the step that is planned now."""

@@ -151,6 +151,7 @@ class Scheduler:
             budget=msgspec.structs.asdict(self._budget),
             ttl=self._ttl,
             profile=profile,
+            drafter=self.drafting.costs,
             regime=self._regime,
             ratios=self.pace.ratios if self._steps else {},
             draft_ratios=self.drafting.ratios,

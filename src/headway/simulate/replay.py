@@ -292,7 +292,7 @@ def replay(
     with recording.fitting(1):
         scheduler = Scheduler(
             header.limits, key=b"", policy=policy, budget=budget, model=model, regimes=regimes, ttl=header.ttl,
-            ttft=header.ttft,
+            ttft=header.ttft, drafter=msgspec.convert(header.drafter, FixedCosts | None),
         )  # fmt: skip
         hasher = scheduler.cache.hasher = NamesOfTokens(header.limits.block_size, b"")
         pools = []

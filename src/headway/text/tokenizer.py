@@ -115,6 +115,16 @@ class Tokenizer:
             return self._read.id_to_token(id)
         return self._header.tokens[id] if id < len(self._header.tokens) else None
 
+    def parting(self, other: Tokenizer) -> str | None:
+        """Where another tokenizer has another token, in words; None if both have the same tokens by the same ids."""
+        for id in range(min(self.vocab_size, other.vocab_size)):
+            ours, theirs = self._text(id), other._text(id)
+            if ours != theirs:
+                return f"token {id} is {shown(theirs)} there and {shown(ours)} here"
+        if self.vocab_size != other.vocab_size:
+            return f"it has {other.vocab_size} tokens there and {self.vocab_size} here"
+        return None
+
     def _named(self, rows: int, unused: Collection[int]) -> int:
         """Ids below `rows`, which is a claim, up to the last that stands for a token."""
         if self._header is not None:
