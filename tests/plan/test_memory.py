@@ -17,6 +17,7 @@ from headway.plan.traffic import Target, Traffic
 from headway.roofline.hardware import find_hardware
 from headway.roofline.memory import MemoryPlan, replica_memory
 from headway.roofline.profile import Profile
+from headway.roofline.work import Layout
 from headway.shape.catalogue import find_model
 
 LLAMA, H100 = "llama-3.1-8b", find_hardware("h100-sxm")
@@ -35,7 +36,7 @@ def plans(gpus: int) -> dict[str, MemoryPlan]:
         "tp": steps.tensor_parallel(setup, [gpus], 8, 4096).memory,
         "estimate": estimates.estimate(setup, 8, 2000, 300).memory,
         "search": found.deployments[0].memory,
-        "simulator": replica_memory(find_model(LLAMA), H100, gpus),
+        "simulator": replica_memory(find_model(LLAMA), H100, Layout(gpus)),
     }
 
 

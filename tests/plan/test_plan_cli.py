@@ -583,3 +583,14 @@ def test_throughput_of_served_requests_counts_their_wait(capsys: pytest.CaptureF
     request = found["ttft"]["p50"] + 128 * found["tpot"]["p50"]
     assert found["tokens_per_second"] == pytest.approx(64 * 128 / request)
     assert found["tokens_per_second"] < 0.95 * 64 / found["tpot"]["p50"]
+
+
+@pytest.mark.parametrize("verb", ["step", "prefill", "frontier", "capacity", "cost", "ratio", "explain", "estimate"])
+@pytest.mark.parametrize("spread", [
+    ["--gpus", "16", "--attention-dp", "16", "--expert-parallel", "16"], ["--gpus", "16", "--pipeline", "2"],
+    ["--gpus", "144", "--attention-dp", "144", "--expert-parallel", "144"],
+])  # fmt: skip
+def test_deepseek_is_planned_over_nodes(verb: str, spread: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer([verb, "--model", "deepseek-r1", "--hardware", "h100-sxm", *spread], capsys)
+    assert found["mode"] == ("calibrated" if verb == "estimate" else "exact")
+    assert any("nodes of 8, with 50 GB/s" in note for note in found["notes"])

@@ -159,7 +159,7 @@ def test_a_device_without_a_known_peak_is_modelled_by_memory_alone() -> None:
 @pytest.mark.parametrize(
     ("layout", "sentence"),
     [(Layout(3), "3 does not divide the 32 attention heads; accepted: 1, 2, 4"), (Layout(0), "--gpus: 0"),
-     (Layout(8, 3), "--attention-dp: 3 does not divide 8")],
+     (Layout(8, 3), "--attention-dp: 3 does not divide the 8 GPUs; accepted: 1, 2, 4, 8")],
 )  # fmt: skip
 def test_impossible_layouts_are_refused(layout: Layout, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):

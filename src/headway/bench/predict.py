@@ -25,7 +25,7 @@ from headway.roofline.profile import Profile
 from headway.roofline.replica import Replica, deploy
 from headway.roofline.step import StepCost, StepTime, check_layout, decode_step, prefill_step
 from headway.roofline.timing import Timing, served_here
-from headway.roofline.work import COMPUTE_TERMS, MEMORY_TERMS
+from headway.roofline.work import COMPUTE_TERMS, MEMORY_TERMS, Layout
 from headway.shape.model import ModelShape
 
 LABELS = {
@@ -60,7 +60,7 @@ def backing(
         BadInput: the model cannot be split so, or nothing links the devices.
     """
     replica = deploy(shape, hardware, gpus, precision=precision, kv=kv, mode=Replica)
-    check_layout(shape, gpus)
+    check_layout(shape, Layout(gpus))
     if gpus > 1:
         if hardware.link is None:
             raise BadInput("--gpus", f"{hardware.name} has no link between devices in the catalogue; accepted: 1")

@@ -14,6 +14,7 @@ from headway.roofline.deployment import Deployment
 from headway.roofline.hardware import Hardware
 from headway.roofline.step import Efficiency, decode_step
 from headway.roofline.timing import Timing
+from headway.roofline.work import Layout
 from headway.shape.formats import known_format, nominal_bytes
 from headway.shape.model import ModelShape
 
@@ -29,11 +30,11 @@ class Calibrated(msgspec.Struct, frozen=True):
 
 
 def calibrated_step(
-    shape: ModelShape, hardware: Hardware, engine: str, precision: str, gpus: int
+    shape: ModelShape, hardware: Hardware, engine: str, precision: str, layout: Layout
 ) -> tuple[Calibrated | None, str]:
     """The calibrated constants, or None and the reason for abstaining."""
     known = calibration()
-    deployment = served(shape, hardware, engine, precision, gpus, 1, 1024, 1024)
+    deployment = served(shape, hardware, engine, precision, layout.gpus, 1, 1024, 1024, None, layout)
     reason = known.outside(msgspec.structs.replace(deployment, concurrency=known.region.concurrency[0]))
     if reason:
         return None, reason
@@ -43,7 +44,7 @@ def calibrated_step(
 
 def served(
     shape: ModelShape, hardware: Hardware, engine: str, precision: str, gpus: int, concurrency: float,
-    input_tokens: float, output_tokens: float, kv: str | None = None,
+    input_tokens: float, output_tokens: float, kv: str | None = None, layout: Layout | None = None,
 ) -> Deployment:  # fmt: skip
     """A deployment as the calibration describes it: a closed loop of equal requests.
 
@@ -59,20 +60,21 @@ def served(
         if not 0 < value < float("inf"):
             raise BadInput(field, f"{value:g}; accepted: a number above 0")
     width = nominal_bytes(kv, "--kv") if kv else shape.kv_width or 2.0
-    format = known_format(precision)
+    format, spread = known_format(precision), layout or Layout(gpus)
     return Deployment(
         shape, hardware, engine, concurrency, input_tokens, output_tokens,
         precision=format.measured if format and format.measured else precision, cache_bytes=width, gpus=gpus,
+        attention_dp=spread.attention_dp, expert_parallel=spread.expert_parallel, pipeline=spread.pipeline,
     )  # fmt: skip
 
 
 def estimate(setup: Setup, concurrency: int = 64, input_tokens: int = 2000, output_tokens: int = 500) -> Served:
     """TTFT and TPOT of served requests with p10-p90 ranges, or bounds and the reason for abstaining."""
-    replica = setup.replica(("textbook", "calibrated"))
+    replica = setup.replica(("textbook", "exact", "calibrated"))
     setup.needs_peak(replica)  # of prompts
     deployment = served(
         replica.shape, replica.hardware, setup.engine, replica.precision, setup.gpus, concurrency, input_tokens,
-        output_tokens, setup.kv,
+        output_tokens, setup.kv, replica.layout,
     )  # fmt: skip
     here = setup.measured(replica)
     found = calibration().predict(deployment) if here is None else _here(here, deployment)

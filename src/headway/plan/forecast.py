@@ -40,7 +40,7 @@ def deployed(setup: Setup, replica: Replica, load: float, prompt: float, output:
     """The replica as the calibration knows it."""
     return served(
         replica.shape, replica.hardware, setup.engine, replica.precision, replica.gpus, load, prompt, output,
-        {1.0: "fp8", 2.0: "bf16"}.get(replica.shape.kv_width),
+        {1.0: "fp8", 2.0: "bf16"}.get(replica.shape.kv_width), replica.layout,
     )  # fmt: skip
 
 

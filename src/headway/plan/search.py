@@ -184,7 +184,7 @@ def _as_measured(c: Candidate, wanted: Wanted) -> Candidate:
 def _basis(deployment: Deployment) -> str:
     """Was the engine measured on such a device?"""
     reason = calibrated_step(
-        deployment.shape, deployment.hardware, deployment.engine, deployment.precision, deployment.gpus
+        deployment.shape, deployment.hardware, deployment.engine, deployment.precision, deployment.layout
     )[1]
     return "extrapolated" if reason else "calibrated"
 

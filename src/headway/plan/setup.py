@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -11,10 +12,11 @@ from headway.engine.references import load_device, load_shape, profile_of
 from headway.report.units import gigabytes, metric
 from headway.roofline.capacity import memory_batch, memory_plan
 from headway.roofline.collectives import SERVED, AllReduce, Fastest, all_reduce_of, served_all_reduce
-from headway.roofline.hardware import Hardware
+from headway.roofline.hardware import NETWORK, Hardware
 from headway.roofline.replica import Replica, Textbook, deploy, not_negative
 from headway.roofline.step import can_split, check_layout
 from headway.roofline.timing import Timing, served_here
+from headway.roofline.work import Layout
 from headway.shape.catalogue import variant_of
 
 BOUNDS = ("textbook", "exact")
@@ -48,6 +50,9 @@ class Setup(msgspec.Struct, frozen=True):
     overhead_us: float = 0.0
     skew: float = 0.0
     engine: str = "vllm"
+    attention_dp: int = 1
+    expert_parallel: int = 1
+    pipeline: int = 1
 
     def replica(self, modes: tuple[str, ...] = ("textbook",)) -> Replica:
         """The replica. `modes`: what the verb can compute.
@@ -56,7 +61,11 @@ class Setup(msgspec.Struct, frozen=True):
             BadInput: any option that is impossible, named as the user wrote it.
         """
         if self.counting not in modes:
+            if self.mode is None:
+                raise BadInput(self._spread(), "this verb counts in textbook mode, which divides all by the GPUs")
             raise BadInput("--mode", f"{self.mode!r}; accepted by this verb: {', '.join(modes)}")
+        if self.counting == "textbook" and self._spread():
+            raise BadInput(self._spread(), "textbook mode divides all by the GPUs; accepted with --mode exact")
         if self.model is None:
             raise BadInput("--model", "missing; a name of `headway plan models`, a hub id, a folder, or a .gguf file")
         if self.hardware is None:
@@ -72,12 +81,15 @@ class Setup(msgspec.Struct, frozen=True):
             replica = msgspec.structs.replace(replica, hardware=device)
         for field, value in (("--overhead-us", self.overhead_us), ("--skew", self.skew)):
             not_negative(field, value)
-        check_layout(replica.shape, self.gpus)
+        check_layout(replica.shape, self.layout)
+        replica = msgspec.structs.replace(
+            replica, attention_dp=self.attention_dp, expert_parallel=self.expert_parallel, pipeline=self.pipeline
+        )
         reduce: AllReduce | Fastest | None = None
         if self.all_reduce == SERVED:
             if self.link_latency_us is not None or self.link_gbs is not None:
                 raise BadInput("--all-reduce", f"{SERVED!r} is measured: leave out --link-latency-us and --link-gbs")
-            reduce = served_all_reduce(device)
+            reduce = served_all_reduce(device, self.layout.stage)
             if reduce is None:
                 raise BadInput("--all-reduce", f"{SERVED!r}: {device.name} has no catalogued link")
         elif self.all_reduce or self.link_latency_us is not None or self.link_gbs is not None:
@@ -86,8 +98,17 @@ class Setup(msgspec.Struct, frozen=True):
 
     @property
     def counting(self) -> str:
-        """The mode, "textbook" if none was asked for."""
-        return self.mode or "textbook"
+        """The mode; if none was asked for "textbook", which knows no division but by all GPUs."""
+        return self.mode or ("exact" if self._spread() else "textbook")
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.gpus, self.attention_dp, self.expert_parallel, self.pipeline)
+
+    def _spread(self) -> str:
+        """The first option that divides the work otherwise than by all GPUs; "" if none does."""
+        named = {"attention-dp": self.attention_dp, "expert-parallel": self.expert_parallel, "pipeline": self.pipeline}
+        return next((f"--{name}" for name, value in named.items() if value != 1), "")
 
     def measured(self, replica: Replica) -> Timing | None:
         """How long its steps take where the hardware is a measured machine and no bound was asked for; else None."""
@@ -112,7 +133,7 @@ class Setup(msgspec.Struct, frozen=True):
             return self.link_gbs * 1e9
         if device.link is None:
             raise BadInput("--link-gbs", f"{device.name} has no catalogued link; give its GB/s per direction")
-        return device.link.bandwidth
+        return device.reach(self.layout.stage)
 
     def about(
         self, replica: Replica, notes: tuple[str, ...] = (), assumptions: tuple[str, ...] = (), counted: str = "",
@@ -136,11 +157,18 @@ class Setup(msgspec.Struct, frozen=True):
             notes.append(f"{self.model}: {variant.model} in {replica.shape.weight_format} weights, by its name")
         if unread := replica.shape.unread:
             notes.append(f"its config has fields that are not known here and may change its shape: {', '.join(unread)}")
+        if device.link and gpus > device.link.group:
+            notes.append(
+                f"{gpus} GPUs are {ceil(gpus / device.link.group)} nodes of {device.link.group}, with "
+                f"{metric(NETWORK, 'B/s')} per GPU between them"
+            )
         if replica.pi == float("inf"):
             notes.append(f"{device.name} has no catalogued peak: arithmetic is left out, only memory is modelled")
         if device.measured:
             notes.append(f"{device.measured:.0%} of this bandwidth was measured on {device.name}")
         latent = any(group.kind == "latent" for group in replica.shape.groups)
+        if latent and replica.attention_dp == 1 and gpus > 1 and self.counting != "textbook":
+            notes.append("every GPU holds the whole latent cache; data-parallel attention (--attention-dp) does not")
         if self.counting == "textbook" and gpus > (1 if latent else replica.shape.kv_heads):
             held = "its latent cache" if latent else f"some of its {replica.shape.kv_heads} KV heads"
             notes.append(
@@ -151,7 +179,13 @@ class Setup(msgspec.Struct, frozen=True):
     def _assumptions(self, replica: Replica, mode: str) -> list[str]:
         device = replica.hardware
         peak = "" if replica.pi == float("inf") else f", {metric(replica.pi, 'FLOP/s')} in {replica.math}"
+        spread = {
+            "stages (--pipeline)": replica.pipeline, "groups with sequences of their own (--attention-dp)":
+            replica.attention_dp, "groups with experts of their own (--expert-parallel)": replica.expert_parallel,
+        }  # fmt: skip
+        split = [f"{value} {what}" for what, value in spread.items() if value > 1]
         lines = [
+            *([f"{replica.gpus} GPUs as {', '.join(split)}"] if split else []),
             f"{device.name}: {gigabytes(device.usable)} at {metric(device.bandwidth, 'B/s')}{peak} ({device.date})",
             COUNTED[mode].format(engine=self.engine),
         ]

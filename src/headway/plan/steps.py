@@ -16,7 +16,7 @@ from headway.roofline import capacity as capacities
 from headway.roofline import frontier as frontiers
 from headway.roofline import replica as replicas
 from headway.roofline.replica import Replica, decode, not_negative, share
-from headway.roofline.step import StepCost, decode_step, mixed_step, prefill_step
+from headway.roofline.step import StepCost, mixed_step, prefill_step
 from headway.roofline.timing import Timing
 from headway.roofline.work import message_bytes
 
@@ -42,7 +42,7 @@ def step(
         from headway.plan.estimates import calibrated_step  # brings numpy, which a bound does not need
 
         constants, reason = calibrated_step(
-            replica.shape, replica.hardware, setup.engine, replica.precision, setup.gpus
+            replica.shape, replica.hardware, setup.engine, replica.precision, replica.layout
         )
         notes = (f"abstains, so this is the exact bound: {reason}",) if reason else ()
     timing = here if here is not None and here.label == "estimate" else None
@@ -101,7 +101,7 @@ def _step_cost(
         model = timing.model
     else:
         model = replica.step_time(constants.efficiency, constants.all_reduce) if constants else replica.step_time()
-    decodes = decode_step(replica.shape, batch, context)
+    decodes = replica.decodes(batch, context)
     return model.explain(mixed_step(decodes, beside) if beside else decodes)
 
 
@@ -123,7 +123,8 @@ def prefill(setup: Setup, input_tokens: int = 2000, cached_tokens: int = 0, mfu:
     long = replicas.attention_overtakes(replica.shape)
     return Prefill(
         **about, input_tokens=input_tokens, cached_tokens=cached_tokens, mfu=mfu, seconds=cost.seconds,
-        tokens_per_second=(input_tokens - cached_tokens) / cost.seconds, binds=cost.binds, terms=cost.terms,
+        tokens_per_second=replica.prompts_at_once * (input_tokens - cached_tokens) / cost.seconds,
+        binds=cost.binds, terms=cost.terms,
         attention_overtakes=long if long < math.inf else None, range=here.range(cost.seconds) if here else None,
     )  # fmt: skip
 

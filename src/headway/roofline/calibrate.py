@@ -139,6 +139,8 @@ class Calibration(msgspec.Struct, frozen=True):
             return f"no measured runs of {precision}; there are of {', '.join(region.precisions)}"
         if not deployment.fits:
             return does_not_fit(deployment)
+        if deployment.pipeline > 1:
+            return "no measured runs with pipeline parallelism"
         for name in ("prompt", "output", "concurrency", "gpus"):
             least, most = getattr(region, name)
             if not least <= getattr(deployment, name) <= most:

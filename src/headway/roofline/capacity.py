@@ -9,7 +9,6 @@ import msgspec
 from headway.core.errors import BadInput
 from headway.roofline.memory import UNBOUNDED, MemoryPlan
 from headway.roofline.replica import Replica
-from headway.roofline.step import decode_step
 from headway.roofline.work import COMPUTE_TERMS, MEMORY_TERMS
 
 
@@ -38,12 +37,12 @@ class Capacity(msgspec.Struct, frozen=True):
 def memory_plan(d: Replica, reserve: float = 0.0) -> MemoryPlan:
     """One GPU of a planned replica: C_HBM, M_W / n, and its part of `reserve` bytes for activations and whatever else
     the replica keeps (B6)."""
-    return MemoryPlan(d.hardware.usable, d.weights / d.gpus, reserve=reserve / d.gpus)
+    return MemoryPlan(d.hardware.usable, d.weights_per_gpu, reserve=reserve / d.gpus)
 
 
 def memory_batch(d: Replica, context: float, reserve: float = 0.0) -> int:
-    """B_mem = floor((n*C_HBM - M_W - M_act) / (T*m_KV)), 0 if negative (B6)."""
-    return memory_plan(d, reserve).sequences(d.sequence_bytes(context))
+    """B_mem = floor((n*C_HBM - M_W - M_act) / (T*m_KV)), 0 if negative (B6); as many again per attention group."""
+    return memory_plan(d, reserve).sequences(d.sequence_bytes(context)) * d.attention_dp
 
 
 def capacity(d: Replica, context: float, tpot: float | None = None, reserve: float = 0.0) -> Capacity:
@@ -61,11 +60,11 @@ def capacity(d: Replica, context: float, tpot: float | None = None, reserve: flo
             return None
         allowed = tpot * (1 + 1e-12)  # a hair of tolerance: a target computed as exactly k steps admits k
         names = (*side, "all_reduce", "overhead")
-        return _largest(lambda batch: model.explain(decode_step(d.shape, batch, context)).sum(*names) <= allowed)
+        return _largest(lambda batch: model.explain(d.decodes(batch, context)).sum(*names) <= allowed)
 
     by_read, by_work = within(MEMORY_TERMS), within(COMPUTE_TERMS)
     limits: dict[str, int | None] = {"memory": in_memory, "tpot-memory": by_read, "tpot-compute": by_work}
-    free, each = memory_plan(d, reserve).room * d.gpus, d.sequence_bytes(context) * d.gpus
+    free, each = memory_plan(d, reserve).room * d.gpus, d.sequence_bytes(context) * d.gpus / d.attention_dp
     return Capacity(*_smallest(limits), in_memory, by_read, by_work, free, each)
 
 

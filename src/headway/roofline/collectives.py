@@ -85,11 +85,19 @@ def measured_one_shot(link: Link) -> AllReduce:
     return AllReduce("one-shot", usable(link), floor=5 * US, per_gpu=1.5 * US, limit=float(1 << 20))
 
 
-def served_all_reduce(hardware: Hardware) -> Fastest | None:
-    """What an engine with captured graphs gets on this device's links; None without links."""
+NODE_HOP = 4.0  # latency of a ring between nodes over that of one inside: assumed, like the planner's prior
+
+
+def served_all_reduce(hardware: Hardware, gpus: int = 1) -> Fastest | None:
+    """What an engine with captured graphs gets on this device's links; None without links. More GPUs than one group
+    has go round at the nodes' ports."""
     if hardware.link is None:
         return None
-    return Fastest((measured_one_shot(hardware.link), measured_ring(hardware.link)))
+    ring = measured_ring(hardware.link)
+    if hardware.crosses_nodes(gpus):
+        slower = min(ring.bandwidth, 0.75 * hardware.reach(gpus))
+        return Fastest((AllReduce("ring", slower, floor=NODE_HOP * ring.floor, per_gpu=ring.per_gpu),))
+    return Fastest((measured_one_shot(hardware.link), ring))
 
 
 # Share of a link's label that reductions see before a preset's own efficiency: NVLink 3 runs under its later

@@ -6,7 +6,7 @@ import msgspec
 
 from headway.core.errors import BadInput
 from headway.roofline.capacity import memory_batch
-from headway.roofline.replica import Replica, decode, prefill, share
+from headway.roofline.replica import Replica, decode, prompt_seconds, share
 
 
 class TokenCost(msgspec.Struct, frozen=True):
@@ -60,11 +60,11 @@ def token_cost(
         raise BadInput("--price", f"{usd_per_gpu_hour}; accepted: dollars per GPU-hour from 0")
     hour = usd_per_gpu_hour * d.gpus
     decode_rate = batch / decode(d, batch, context).seconds
-    prefill_rate = input_tokens / prefill(d, input_tokens, mfu, prefill_attention).seconds
+    prefill_rate = input_tokens / prompt_seconds(d, input_tokens, mfu, prefill_attention)
     fresh = usd_per_million(hour, prefill_rate, utilisation)
     rest = None
     if attend_hits and 0 < hit_share < 1:
-        computed = prefill(d, input_tokens, mfu, prefill_attention, hit_share * input_tokens).seconds
+        computed = prompt_seconds(d, input_tokens, mfu, prefill_attention, hit_share * input_tokens)
         rest = usd_per_million(hour, input_tokens / computed, utilisation)
     return TokenCost(
         usd_per_million_input=blended_input(fresh, hit_share, hit_cost, rest),
@@ -80,7 +80,7 @@ def price_ratio(
 ) -> float:  # fmt: skip
     """Output over input price: MFU * (I* s_W / (2B) + I* m_KV T / (2N)) while decode is memory-bound and prefill's
     attention is left out (B9): the weights are shared by B tokens only, and a written token reads its own cache."""
-    prompt = prefill(d, input_tokens, mfu, prefill_attention).seconds / input_tokens
+    prompt = prompt_seconds(d, input_tokens, mfu, prefill_attention) / input_tokens
     return decode(d, batch, context).seconds / batch / prompt
 
 
@@ -112,6 +112,6 @@ def price_table(
         cost = token_cost(d, batch, 0, usd_per_gpu_hour, mfu=mfu, prefill_attention=False)
         rows.append(PriceRow(
             batch, step.weights, rate, usd_per_million(hour, rate), cost.usd_per_million_input,
-            batch * d.sequence_bytes(context) * d.gpus / 1e9, batch <= most, step.compute,
+            batch * d.sequence_bytes(context) * d.gpus / d.attention_dp / 1e9, batch <= most, step.compute,
         ))  # fmt: skip
     return rows

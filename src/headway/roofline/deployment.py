@@ -38,6 +38,7 @@ class Deployment(msgspec.Struct, frozen=True):
         prefill: where prompts are computed; None = here, beside the decodes.
         cached: leading tokens of a prompt that the prefix cache has. chunk: prompt tokens of a step.
         drafts: tokens drafted per step; None where runs with and without drafts are mixed and not told apart.
+        pipeline: stages of the GPUs, of which each has a part of the layers (`Layout`).
     """
 
     shape: ModelShape
@@ -57,6 +58,7 @@ class Deployment(msgspec.Struct, frozen=True):
     cached: float = 0.0
     chunk: float = CHUNK
     drafts: int | None = 0
+    pipeline: int = 1
 
     @property
     def kind(self) -> str:
@@ -82,13 +84,13 @@ class Deployment(msgspec.Struct, frozen=True):
             return self
         return msgspec.structs.replace(
             self, gpus=self.prefill.gpus, attention_dp=self.prefill.attention_dp,
-            expert_parallel=self.prefill.expert_parallel, prefill=None,
+            expert_parallel=self.prefill.expert_parallel, prefill=None, pipeline=1,
         )  # fmt: skip
 
     @property
     def attention_tp(self) -> int:
         """GPUs that share one sequence's attention."""
-        return max(1, self.gpus // self.attention_dp)
+        return self.layout.tp
 
     @property
     def stored(self) -> ModelShape:
@@ -105,11 +107,11 @@ class Deployment(msgspec.Struct, frozen=True):
     @property
     def memory(self) -> MemoryPlan:
         """Of one GPU."""
-        return replica_memory(self.stored, self.hardware, self.gpus, self.attention_dp)
+        return replica_memory(self.stored, self.hardware, self.layout)
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.gpus, self.attention_dp, self.expert_parallel)
+        return Layout(self.gpus, self.attention_dp, self.expert_parallel, self.pipeline)
 
     @property
     def fits(self) -> bool:
@@ -123,7 +125,7 @@ class Deployment(msgspec.Struct, frozen=True):
 
     def cache(self, tokens: float) -> float:
         """Bytes of a sequence on one GPU that has it."""
-        return kv_bytes(self.stored, tokens, self.attention_tp)
+        return kv_bytes(self.stored, tokens, self.attention_tp) / self.pipeline
 
 
 def weight_format(deployment: Deployment) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headway.roofline.capacity import memory_batch
-from headway.roofline.replica import Replica, decode, prefill, rate, requantised
+from headway.roofline.replica import Replica, decode, prompt_seconds, rate, requantised
 from headway.roofline.speculation import Draft, best_length, verify_costs
 from headway.roofline.step import StepCost, can_split
 from headway.shape.formats import nominal_bytes
@@ -59,7 +59,7 @@ class Request(msgspec.Struct, frozen=True):
     def cost(self, d: Replica, faster: float = 1.0) -> float:
         """GPU-seconds it takes: its prompt, and its share of as many steps as it has tokens, `faster` tokens each."""
         step = decode(d, self.batch, mean_context(self.prompt, self.output)).seconds
-        prompt = prefill(d, self.prompt, self.mfu, cached=min(self.cached, self.prompt - 1)).seconds
+        prompt = prompt_seconds(d, self.prompt, self.mfu, cached=min(self.cached, self.prompt - 1))
         return d.gpus * (prompt + self.output * step / self.batch / faster)
 
 
@@ -148,7 +148,7 @@ def _prefix(d: Replica, request: Request, context: float, hit_share: float) -> L
     cached = msgspec.structs.replace(request, cached=hit_share * request.prompt)
     note = f"{hit_share:.0%} of input tokens skip prefill; the decode step is unchanged"
     before, after = (
-        prefill(d, one.prompt, one.mfu, cached=min(one.cached, one.prompt - 1)).seconds for one in (request, cached)
+        prompt_seconds(d, one.prompt, one.mfu, cached=min(one.cached, one.prompt - 1)) for one in (request, cached)
     )
     return Lever(
         "prefix cache", "prefill", before, after, step, step, 1.0, 1.0 if fits else None,

@@ -95,8 +95,9 @@ LOAD = {
     "fresh": lambda d: max(1.0, d.prompt - d.cached),  # tokens of it that are computed
     "chunk": lambda d: d.chunk,
     "output": lambda d: d.output,
-    "concurrency": lambda d: d.concurrency,
-    "capacity": lambda d: d.capacity,
+    "concurrency": lambda d: d.concurrency / d.pipeline,  # of one micro-batch, as all below
+    "capacity": lambda d: d.capacity / d.pipeline,
+    "stages": lambda d: d.pipeline,
     "disaggregated": lambda d: d.disaggregated,
     "workers": lambda d: d.workers,
     "prefills": lambda d: d.prefill.workers if d.prefill else 1.0,
@@ -104,10 +105,10 @@ LOAD = {
     "unrecorded": lambda d: d.drafts is None,
     "expert_parallel": lambda d: d.expert_parallel,
     "moe_share": lambda d: d.shape.moe.layers / d.shape.layers if d.shape.moe else 0.0,
-    "gpus": lambda d: d.gpus,
+    "gpus": lambda d: d.layout.stage,
     "bandwidth": lambda d: d.hardware.bandwidth,
-    "link": lambda d: d.hardware.reach(d.gpus),
-    "crossing": lambda d: d.hardware.crosses_nodes(d.gpus),
+    "link": lambda d: d.hardware.reach(d.layout.stage),
+    "crossing": lambda d: d.hardware.crosses_nodes(d.layout.stage),
     "peak": lambda d: _peak(d, d.precision),  # of routed experts
     "body_peak": lambda d: _peak(d, "bf16" if experts_only(d) else d.precision),
     "peak16": lambda d: _peak(d, "bf16"),  # of attention and head
@@ -149,6 +150,7 @@ class StepTimes(StepTime):
         self.routes = True  # some of them may
         load: Mapping[str, Any] = fleet.load
         self.pi, self.beta, self.gpus = load["peak"], load["bandwidth"], load["gpus"]
+        self.stages = load["stages"]
 
     def predict(self, step: StepShape) -> Any:
         return self.seconds(self.work(step), self.communication(step.tokens))

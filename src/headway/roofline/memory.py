@@ -9,15 +9,17 @@ figures are bytes of one device of a replica.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import floor
+from math import ceil, floor
 
 import msgspec
 
 from headway.core.errors import BadInput
 from headway.core.step import blocks_held
 from headway.roofline.hardware import GIB, Hardware
+from headway.roofline.work import Layout
 from headway.shape.model import KVGroup, ModelShape
 
+ALONE = Layout()
 UNBOUNDED = 1 << 24  # a batch nobody runs: what fits where a sequence costs nothing
 STEP_TOKENS = 8192  # new tokens of the largest step, by default, of the engines that are planned
 RUNTIME = 0.55 * GIB  # of a GPU: the driver's context, allocator's slack, kernels
@@ -93,19 +95,22 @@ def _gib(size: float) -> str:
 
 
 def replica_memory(
-    shape: ModelShape, device: Hardware, gpus: int = 1, attention_dp: int = 1, step_tokens: int = STEP_TOKENS
+    shape: ModelShape, device: Hardware, layout: Layout = ALONE, step_tokens: int = STEP_TOKENS
 ) -> MemoryPlan:
     """One GPU of a replica that vLLM, SGLang or TensorRT-LLM serves: what these keep besides weights and cache."""
+    gpus = layout.gpus
     reserve = PROCESS if device.kind == "cpu" else RUNTIME + (EXCHANGE if gpus > 1 else 0.0)
-    activations = activation_bytes(shape, step_tokens, gpus)
-    return MemoryPlan(device.usable, weights_per_gpu(shape, gpus, attention_dp), activations, reserve)
+    activations = activation_bytes(shape, step_tokens, layout.stage)
+    return MemoryPlan(device.usable, weights_per_gpu(shape, layout), activations, reserve)
 
 
-def weights_per_gpu(shape: ModelShape, gpus: int = 1, attention_dp: int = 1) -> float:
+def weights_per_gpu(shape: ModelShape, layout: Layout) -> float:
     """Matrices are split over a group's GPUs, of which each of `attention_dp` has its copy of all but the routed
-    experts; these are split over all."""
-    experts = shape.stored.experts
-    return (shape.stored.total - experts) * attention_dp / gpus + experts / gpus
+    experts; these are split over all of a stage. Where expert groups do not divide the experts, some are held twice
+    (DeepSeek's units of 144 GPUs hold two each, 288 of 256)."""
+    experts, n, groups = shape.stored.experts, layout.gpus, layout.expert_parallel
+    twice = ceil(shape.moe.experts / groups) * groups / shape.moe.experts if shape.moe else 1.0
+    return (shape.stored.total - experts) * layout.attention_dp / n + experts * twice / n
 
 
 def activation_bytes(shape: ModelShape, tokens: int, gpus: int = 1) -> float:

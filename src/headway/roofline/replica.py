@@ -21,6 +21,7 @@ from headway.core.errors import BadInput
 from headway.core.step import StepShape
 from headway.roofline.collectives import AllReduce, Fastest
 from headway.roofline.hardware import Hardware
+from headway.roofline.memory import weights_per_gpu
 from headway.roofline.step import (
     Bound,
     Efficiency,
@@ -48,6 +49,7 @@ class Replica(msgspec.Struct, frozen=True):
         all_reduce: two per layer in every step; None = communication is not counted.
         overhead: t_0, seconds of every step.
         skew: unevenness of expert routing (B8).
+        attention_dp, expert_parallel, pipeline: how the GPUs divide the work, as `Layout` says.
     """
 
     shape: ModelShape
@@ -60,6 +62,9 @@ class Replica(msgspec.Struct, frozen=True):
     all_reduce: AllReduce | Fastest | None = None
     overhead: float = 0.0
     skew: float = 0.0
+    attention_dp: int = 1
+    expert_parallel: int = 1
+    pipeline: int = 1
 
     @classmethod
     def stored(cls, shape: ModelShape, precision: str) -> tuple[ModelShape, float]:
@@ -74,19 +79,38 @@ class Replica(msgspec.Struct, frozen=True):
 
     def amounts(self) -> Amounts:
         """What its steps are made of."""
-        return amounts_of(self.shape, Layout(self.gpus))
+        return amounts_of(self.shape, self.layout)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.gpus, self.attention_dp, self.expert_parallel, self.pipeline)
+
+    @property
+    def weights_per_gpu(self) -> float:
+        """M_W / n, and what is held more than once."""
+        spread = self.attention_dp > 1 or self.expert_parallel > 1
+        return weights_per_gpu(self.shape, self.layout) if spread else self.weights / self.gpus
+
+    def decodes(self, batch: float, context: float) -> StepShape:
+        """The step of a micro-batch, of which as many as there are stages make the batch."""
+        return decode_step(self.shape, max(1.0, batch / self.pipeline) if self.pipeline > 1 else batch, context)
 
     def sequence_bytes(self, context: float) -> float:
         """Cache of one sequence on one GPU: heads may not split evenly, latent caches do not split (B6)."""
-        return kv_bytes(self.shape, context, self.gpus)
+        return kv_bytes(self.shape, context, self.layout.tp) / self.pipeline
 
     def on(self, gpus: int) -> Replica:
         """The same, tensor-parallel over so many GPUs (B7)."""
         return msgspec.structs.replace(self, gpus=gpus)
 
     def prompt(self, tokens: float, cached: float) -> StepShape:
-        """The step that computes a prompt of which `cached` leading tokens are prefix hits."""
-        return prefill_step(self.shape, round(tokens - cached), round(cached))
+        """The step that computes a prompt of which `cached` leading tokens are prefix hits, one per attention group."""
+        return prefill_step(self.shape, round(tokens - cached), round(cached), prompts=self.attention_dp)
+
+    @property
+    def prompts_at_once(self) -> int:
+        """Prompts in work while one is: of every attention group in every stage."""
+        return self.attention_dp * self.pipeline
 
     def step_time(
         self, efficiency: Efficiency | None = None, all_reduce: AllReduce | Fastest | None = None
@@ -97,7 +121,7 @@ class Replica(msgspec.Struct, frozen=True):
         device = msgspec.structs.replace(self.hardware, peaks=known)
         constants = efficiency or Bound()
         return StepTime(
-            self.shape, device, Layout(self.gpus), math=self.math, all_reduce=self.all_reduce or all_reduce,
+            self.shape, device, self.layout, math=self.math, all_reduce=self.all_reduce or all_reduce,
             efficiency=msgspec.structs.replace(constants, step=constants.step + self.overhead), skew=self.skew,
             amounts=self.amounts(),
         )  # fmt: skip
@@ -200,17 +224,21 @@ def deploy(
     return mode(shape, hardware, gpus, weights, peak or peak_rate(hardware, used), stored, used)
 
 
+KEPT = ("all_reduce", "overhead", "skew", "attention_dp", "expert_parallel", "pipeline")
+
+
 def requantised(d: Replica, precision: str) -> Replica:
     """The same replica with its weights in another format, and the arithmetic that goes with it."""
     after = deploy(d.shape, d.hardware, d.gpus, precision=precision, mode=type(d))
-    return msgspec.structs.replace(after, all_reduce=d.all_reduce, overhead=d.overhead, skew=d.skew)
+    kept = {name: getattr(d, name) for name in KEPT}
+    return msgspec.structs.replace(after, **kept)
 
 
 def decode(d: Replica, batch: float, context: float) -> StepCost:
     """One decode step of `batch` sequences at mean context `context` (B2, B3, B7)."""
     _positive("--batch", batch)
     not_negative("--context", context)
-    return d.step_time().explain(decode_step(d.shape, batch, context))
+    return d.step_time().explain(d.decodes(batch, context))
 
 
 def rate(d: Replica, batch: float, context: float) -> float:
@@ -236,6 +264,11 @@ def prefill(d: Replica, tokens: float, mfu: float = 1.0, attention: bool = True,
     return d.step_time(assumed).explain(step)
 
 
+def prompt_seconds(d: Replica, tokens: float, mfu: float = 1.0, attention: bool = True, cached: float = 0.0) -> float:
+    """What a prompt takes of a replica's time."""
+    return prefill(d, tokens, mfu, attention, cached).seconds / d.prompts_at_once
+
+
 def check_prompt(tokens: float, cached: float) -> None:
     """Refuse a prompt without tokens, or none of which is to be computed."""
     _positive("--input-tokens", tokens)
@@ -258,7 +291,7 @@ def tensor_parallel(d: Replica, degrees: Sequence[int], batch: float, context: f
     """The decode step at each tensor-parallel degree (B7)."""
     costs = {}
     for degree in degrees:
-        check_layout(d.shape, degree, field="--degrees")
+        check_layout(d.shape, Layout(degree), field="--degrees")
         costs[degree] = decode(d.on(degree), batch, context)
     return costs
 

@@ -21,9 +21,20 @@ from headway.core.errors import BadInput
 from headway.core.receipts import StepParts
 from headway.core.step import StepShape, keys_read, pairs_computed
 from headway.roofline.collectives import AllReduce, Fastest
-from headway.roofline.hardware import Hardware
-from headway.roofline.work import COMPUTE_TERMS, TERMS, Amounts, Layout, StepWork, amounts_of, experts_touched
+from headway.roofline.hardware import NETWORK, Hardware
+from headway.roofline.work import (
+    ACTIVATION_BYTES,
+    COMPUTE_TERMS,
+    TERMS,
+    Amounts,
+    Layout,
+    StepWork,
+    amounts_of,
+    experts_touched,
+)
 from headway.shape.model import ModelShape
+
+HAND_ON = 1e-5  # seconds until the first byte of a message between pipeline stages arrives
 
 
 class Efficiency(msgspec.Struct, frozen=True):
@@ -208,10 +219,11 @@ class StepTime:
         amounts: Amounts | None = None,
     ) -> None:
         self.shape, self.hardware, self.layout = shape, hardware, layout or Layout()
-        check_layout(shape, self.layout.gpus, self.layout.attention_dp)
+        check_layout(shape, self.layout)
         self.math = math or hardware.math_for(shape.weight_format)
         self.pi, self.beta = peak_rate(hardware, self.math), hardware.bandwidth
-        self.gpus: float = self.layout.gpus
+        self.gpus: float = self.layout.stage
+        self.stages: float = self.layout.pipeline
         self.efficiency, self.all_reduce, self.skew = efficiency or BOUND, all_reduce, skew
         self.amounts = amounts or amounts_of(shape, self.layout)
         self.routes = bool(self.amounts.active)
@@ -294,10 +306,13 @@ class StepTime:
         return experts_touched(unit.experts, unit.active, step.tokens, skew, self.efficiency.spread)
 
     def communication(self, tokens: float) -> float:
-        """Seconds of the all-reduces of `tokens` new tokens: two per layer (B7)."""
+        """Seconds of the all-reduces of `tokens` new tokens: two per layer (B7), and of handing them on from stage to
+        stage."""
         if self.all_reduce is None:
             return 0.0
-        return 2.0 * self.amounts.layers * self.all_reduce.seconds(tokens * self.amounts.message, self.gpus)
+        reduced = 2.0 * self.amounts.layers * self.all_reduce.seconds(tokens * self.amounts.message, self.gpus)
+        sent = HAND_ON + tokens * self.amounts.width * ACTIVATION_BYTES / NETWORK
+        return reduced + (self.stages - 1) * sent
 
 
 def _rates(seconds: float, unit: Sequence[float], counts: Sequence[float]) -> tuple[float, ...]:
@@ -317,13 +332,24 @@ def peak_rate(hardware: Hardware, math: str) -> float:
     return peak
 
 
-def check_layout(shape: ModelShape, gpus: int, attention_dp: int = 1, field: str = "--gpus") -> None:
-    """Refuse a tensor-parallel degree the model's heads or experts cannot be split into (B7)."""
+def check_layout(shape: ModelShape, layout: Layout, field: str = "--gpus") -> None:
+    """Refuse a layout that the model's layers, heads or experts cannot be split into (B7)."""
+    gpus, stages, ranks, groups = layout.gpus, layout.pipeline, layout.attention_dp, layout.expert_parallel
     if gpus < 1:
         raise BadInput(field, f"{gpus}; accepted: a whole number from 1")
-    if attention_dp < 1 or gpus % attention_dp:
-        raise BadInput("--attention-dp", f"{attention_dp} does not divide {gpus} GPUs")
-    tp = gpus // attention_dp
+    if stages < 1 or gpus % stages or stages > shape.layers:
+        accepted = [n for n in range(1, gpus + 1) if gpus % n == 0 and n <= shape.layers]
+        raise BadInput("--pipeline", f"{stages} stages of {gpus} GPUs; accepted: {_listed(accepted)}")
+    each = f"the {layout.stage} GPUs{' of a stage' if stages > 1 else ''}"
+    dividing = [n for n in range(1, layout.stage + 1) if layout.stage % n == 0]
+    if ranks < 1 or layout.stage % ranks:
+        raise BadInput("--attention-dp", f"{ranks} does not divide {each}; accepted: {_listed(dividing)}")
+    if groups < 1 or layout.stage % groups:
+        raise BadInput("--expert-parallel", f"{groups} does not divide {each}; accepted: {_listed(dividing)}")
+    if groups > (shape.moe.experts if shape.moe else 1):
+        there = f"{shape.moe.experts} experts a layer" if shape.moe else "no experts"
+        raise BadInput("--expert-parallel", f"{groups}: {shape.name} has {there}")
+    tp = layout.tp
     if shape.heads % tp:
         accepted = [degree for degree in range(1, shape.heads + 1) if shape.heads % degree == 0]
         raise BadInput(field, f"{tp} does not divide the {shape.heads} attention heads; accepted: {_listed(accepted)}")
@@ -332,9 +358,14 @@ def check_layout(shape: ModelShape, gpus: int, attention_dp: int = 1, field: str
 
 
 def can_split(shape: ModelShape, gpus: int) -> bool:
-    """Is there a layout of this model on so many GPUs?"""
+    """Can tensor parallelism split this model over so many GPUs?"""
+    return fits_layout(shape, Layout(gpus))
+
+
+def fits_layout(shape: ModelShape, layout: Layout) -> bool:
+    """Is this layout one of the model?"""
     try:
-        check_layout(shape, gpus)
+        check_layout(shape, layout)
     except BadInput:
         return False
     return True

@@ -74,16 +74,25 @@ class Layout(msgspec.Struct, frozen=True):
         attention_dp: groups of GPUs that each serve their own sequences with their own copy of all but the routed
             experts (data-parallel attention, for caches that tensor parallelism cannot split).
         expert_parallel: groups of GPUs that each hold their own experts, rather than a slice of every expert.
+        pipeline: stages that the layers are dealt to, each with so many of the GPUs. As many micro-batches are under
+            way, so that a step is one of them passing through all layers, on one stage's GPUs at a time; the other two
+            are of a stage.
     """
 
     gpus: int = 1
     attention_dp: int = 1
     expert_parallel: int = 1
+    pipeline: int = 1
+
+    @property
+    def stage(self) -> int:
+        """GPUs of one pipeline stage, over which each matrix is split."""
+        return max(1, self.gpus // self.pipeline)
 
     @property
     def tp(self) -> int:
         """GPUs that share one sequence."""
-        return max(1, self.gpus // self.attention_dp)
+        return max(1, self.stage // self.attention_dp)
 
 
 class Amounts(msgspec.Struct, frozen=True):
@@ -151,7 +160,7 @@ class Amounts(msgspec.Struct, frozen=True):
 def amounts_of(shape: ModelShape, layout: Layout) -> Amounts:
     """The amounts of a model spread over a replica's GPUs. The input embedding is gathered: neither multiplied nor
     streamed; a tied head is streamed once. Latent caches are not split by head (B7)."""
-    n, tp, dp = layout.gpus, layout.tp, layout.attention_dp
+    n, tp, dp = layout.stage, layout.tp, layout.attention_dp
     params, stored, moe = shape.params, shape.stored, shape.moe
     dealt = n if dp > 1 or layout.expert_parallel > 1 else 1  # GPUs that each route their own tokens only
     states = [group for group in shape.groups if group.kind == "state"]

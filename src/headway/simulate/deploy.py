@@ -23,6 +23,7 @@ from headway.roofline.profile import Profile
 from headway.roofline.replica import Replica, deploy
 from headway.roofline.step import StepTime, check_layout, decode_step
 from headway.roofline.timing import Timing, served_here
+from headway.roofline.work import Layout
 from headway.scheduling.budget import Budget
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
@@ -123,7 +124,7 @@ def deployed(
     Raises:
         BadInput: it does not fit, or cannot be split so.
     """
-    check_layout(shape, gpus, field="--tp")
+    check_layout(shape, Layout(gpus), field="--tp")
     if price is not None and not 0 < price <= MOST:
         raise BadInput("--price", f"{price:g} is not a number above 0 and up to {MOST:g}")
     priced = deploy(shape, device, gpus, precision=precision, kv=kv, mode=Replica)
@@ -150,7 +151,7 @@ def deployed(
 def _memory(priced: Replica, setup: EngineSetup, rows: int, tokens: int, longest: int) -> MemoryPlan:
     """The plan of one device, its cache cut into pools."""
     shape = priced.shape
-    plan = replica_memory(shape, priced.hardware, priced.gpus, step_tokens=tokens)
+    plan = replica_memory(shape, priced.hardware, priced.layout, tokens)
     size = setup.block_size if setup.memory == "paged" else longest
     each = [block_bytes(group, size, priced.gpus) for group in shape.groups]
     wanted = setup.kv_cache_gib

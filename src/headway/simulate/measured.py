@@ -176,7 +176,7 @@ def _blocks(meta: _Meta, deployment: Deployment) -> tuple[int, str]:
     engine = meta.engine_kwargs
     plan = MemoryPlan(
         total * (cache.gpu_memory_utilization or UTILISATION),
-        weights_per_gpu(shape, deployment.gpus, deployment.attention_dp),
+        weights_per_gpu(shape, deployment.layout),
         activation_bytes(shape, engine.max_num_batched_tokens or GPU_TOKENS, deployment.attention_tp),
         RUNTIME,
     )
