@@ -336,3 +336,42 @@ def test_a_file_is_counted_whole(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n")
     with pytest.raises(BadInput, match="no column for hardware"):
         audit(path)
+
+
+def test_replicas_are_larger_than_a_node_only_where_a_node_does_not_hold_the_weights() -> None:
+    rows = ranked(Wanted((H100,), most=99), model="deepseek-r1", target=Target(ttft=3.0, tpot=0.08)).deployments
+    assert {row.gpus for row in rows} == {16} and {row.nodes for row in rows} == {2}
+    assert {row.pipeline for row in rows} > {1} and {row.attention_dp for row in rows} > {1}
+    assert max(row.gpus for row in ranked(Wanted((H100,), most=99)).deployments) <= 8
+    asked = ranked(Wanted((find_hardware("rtx-4090"),), degrees=(16,)))
+    assert asked.rejected[0].reason == "links join 8 of these devices at most"
+
+
+def test_engines_are_told_how_a_replica_is_spread_over_nodes() -> None:
+    rows = ranked(Wanted((H100,), most=99, split=False), model="deepseek-r1", target=Target()).deployments
+    staged = next(row for row in rows if row.pipeline == 2)
+    assert "--tensor-parallel-size 8 --pipeline-parallel-size 2 --nnodes 2" in staged.flags["vllm"]
+    assert "--tp 8 --pp-size 2 --nnodes 2 --node-rank $NODE_RANK" in staged.flags["sglang"]
+    groups = next(row for row in rows if row.attention_dp == 16)
+    assert "--tensor-parallel-size 1 --data-parallel-size 16 --enable-expert-parallel" in groups.flags["vllm"]
+    assert "--data-parallel-size-local 8" in groups.flags["vllm"]
+    assert "--tp 16 --enable-dp-attention --dp 16 --ep-size 16" in groups.flags["sglang"]
+
+
+def test_prefill_pools_have_a_degree_and_hardware_of_their_own() -> None:
+    busy, target = msgspec.structs.replace(TRAFFIC, rate=20.0), Target(ttft=2.0, tpot=0.04)
+    same = ranked(Wanted((H100,), most=99), busy, target, "llama-3.1-70b").deployments
+    uneven = next(row for row in same if row.prefill and row.prefill.gpus != row.gpus)
+    assert uneven.total_gpus == uneven.replicas * uneven.gpus + uneven.prefill_replicas * uneven.prefill.gpus
+    prefill, decode, _ = uneven.flags["vllm"].split("\n")
+    assert f"--tensor-parallel-size {uneven.prefill.gpus} " in prefill and "kv_producer" in prefill
+    assert f"--tensor-parallel-size {uneven.gpus} " in decode and "kv_consumer" in decode
+    other = ranked(Wanted((H100,), most=99, prefill_hardware=(B200,)), busy, target, "llama-3.1-70b").deployments
+    splits = [row for row in other if row.prefill]
+    assert splits and {row.prefill.hardware for row in splits if row.prefill} == {"b200-sxm"}
+    assert {row.hardware for row in other} == {"h100-sxm"}
+    price = {name: find_hardware(name).price["on-demand"].typical for name in ("h100", "b200")}
+    for row in splits:
+        assert row.prefill is not None
+        decodes, prefills = row.replicas * row.gpus, row.prefill_replicas * row.prefill.gpus
+        assert row.usd_per_hour == pytest.approx(decodes * price["h100"] + prefills * price["b200"])

@@ -10,13 +10,25 @@ from headway.roofline.hardware import Hardware
 from headway.roofline.memory import MemoryPlan
 
 
+class Workers(msgspec.Struct, frozen=True):
+    """One replica: its device, GPUs, and how these divide the work; nodes of one group of links each."""
+
+    hardware: str
+    gpus: int
+    attention_dp: int = 1
+    expert_parallel: int = 1
+    pipeline: int = 1
+    nodes: int = 1
+
+
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas that carry the traffic within the targets.
 
     Attributes:
         rank: 1 is the cheapest. gpus: of one replica. total_gpus: of all.
         replicas: that decode (and prefill, unless `prefill_replicas` do).
-        attention_dp: groups of a replica's GPUs with sequences of their own. memory: of one GPU.
+        attention_dp, expert_parallel, pipeline, nodes: how a replica's GPUs divide the work. memory: of one GPU.
+        prefill: the workers of a prefill pool; None = prompts are computed beside the decodes.
         max_model_len: context limit to set: what the traffic needs, as far as the memory holds it.
         batch, peak_batch: decodes at once, in the mean and at the target's percentile. chunk: prompt tokens per step.
         rows: sequences that a replica must hold to carry its goodput.
@@ -38,6 +50,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     prefill_replicas: int
     attention_dp: int
+    expert_parallel: int
+    pipeline: int
+    nodes: int
     memory: MemoryPlan
     max_model_len: int
     batch: float
@@ -58,6 +73,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_hour: float
     usd_per_million_input: float
     usd_per_million_output: float
+    prefill: Workers | None = None
     flags: dict[str, str] = {}
 
 

@@ -69,6 +69,11 @@ class Curve(msgspec.Struct, frozen=True):
     flying: np.ndarray
     by_chunk: dict[int, Columns]
 
+    @property
+    def lanes(self) -> int:
+        """Micro-batches under way at once, each with its part of the requests in flight."""
+        return self.deployment.pipeline
+
     def at(self, rate: float, traffic: Traffic, target: Target) -> ReplicaLoad:
         """The replica carrying `rate` requests per second, decodes and prompts both or decodes alone, as deployed."""
         chunk = next((chunk for chunk in self.by_chunk if self._in_time(chunk, rate, target)), min(self.by_chunk))
@@ -89,7 +94,7 @@ class Curve(msgspec.Struct, frozen=True):
         ttft = 0.0
         if not self.deployment.disaggregated:
             steps = traffic.fresh_tokens / chunk
-            busy, turn = rate * (own + steps * decode), own + max(1.0, steps) * decode
+            busy, turn = rate / self.lanes * (own + steps * decode), own + max(1.0, steps) * decode
             ttft = value("first", flying) + _wait(busy, turn, traffic, target)
             if target.ttft is not None and ttft > target.ttft:
                 broken.append("ttft")
@@ -97,7 +102,7 @@ class Curve(msgspec.Struct, frozen=True):
                 broken.append("throughput")
         batch = max(1.0, rate * traffic.output_tokens * mean)
         decoding = traffic.output_tokens * decode / batch
-        share = 0.0 if self.deployment.disaggregated else own / (own + decoding)
+        share = 0.0 if self.deployment.disaggregated else own / (own + self.lanes * decoding)
         highest = batch + NormalDist().inv_cdf(target.share) * sqrt(batch)
         return ReplicaLoad(slow, ttft, mean, batch, highest, chunk, share, tuple(broken))
 
@@ -123,7 +128,7 @@ class Curve(msgspec.Struct, frozen=True):
     def _flying(self, chunk: int, rate: float) -> float:
         """Requests in flight at a rate; infinitely many where it is more than the replica can do."""
         rates = self.by_chunk[chunk]["rate"]
-        return float(np.interp(rate, rates, self.flying, left=min(1.0, rate / rates[0]), right=inf))
+        return float(np.interp(rate, rates, self.flying, left=self.flying[0] * min(1.0, rate / rates[0]), right=inf))
 
     def _in_time(self, chunk: int, rate: float, target: Target) -> bool:
         """Do running streams stay within the TPOT target in a step that carries a whole chunk?"""
@@ -145,7 +150,8 @@ def curves(deployments: Sequence[Deployment], chunks: Sequence[int] = CHUNKS) ->
     if not deployments:
         return []
     resolved, corrected = resolve(calibration().offsets, deployments), Corrected(deployments, corrections())
-    each, grid = len(chunks) * LOADS, [np.geomspace(1.0, max(2.0, min(d.capacity, MOST)), LOADS) for d in deployments]
+    each = len(chunks) * LOADS
+    grid = [np.geomspace(1.0, max(2.0, min(d.capacity, MOST) / d.pipeline), LOADS) for d in deployments]  # of a lane
     rows = np.repeat(np.arange(len(deployments)), each)
     loads = np.concatenate([np.tile(loads, len(chunks)) for loads in grid])
     pieces = np.tile(np.repeat(np.array(chunks, float), LOADS), len(deployments))
@@ -160,7 +166,7 @@ def curves(deployments: Sequence[Deployment], chunks: Sequence[int] = CHUNKS) ->
     solved = _columns(loop, everywhere)
     shaped = {name: column.reshape(len(deployments), len(chunks), LOADS) for name, column in solved.items()}
     return [
-        Curve(deployment, grid[i], {
+        Curve(deployment, grid[i] * deployment.pipeline, {
             chunk: {name: column[i, j] for name, column in shaped.items()} for j, chunk in enumerate(chunks)
         })
         for i, deployment in enumerate(deployments)
@@ -196,7 +202,7 @@ def _columns(loop: Loop, factors: Columns) -> Columns:
     ttft = factors["ttft"] * loop.first_token(solved, k)
     return {
         "tpot": tpot, "ttft": ttft, "decode": slower * solved["decode"], "own": solved["own"], "first": first,
-        "rate": _never_falling(q["concurrency"] / (first + q["output"] * tpot)), "full": full,
+        "rate": _never_falling(q["stages"] * q["concurrency"] / (first + q["output"] * tpot)), "full": full,
     }  # fmt: skip
 
 

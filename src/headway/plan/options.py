@@ -24,14 +24,16 @@ def find(
     tpot_ms: float | None = None, slo: str | None = None, percentile: float = 99.0, precision: str = "stored",
     kv: str | None = None, degrees: Sequence[int] = (1, 2, 4, 8), split: bool = True, budget: float | None = None,
     prices: str | None = None, price_basis: str | None = None, most: int = 10, engine: str = "vllm",
+    prefill_hardware: str | None = None,
 ) -> Search:  # fmt: skip
     """`search` with everything as users write it."""
     own = own_prices(prices)
     among = tuple(own.priced(device) for device in devices(hardware))
-    basis = checked_basis(price_basis) or common_basis(among, own.figures)
+    first = tuple(own.priced(device) for device in devices(prefill_hardware)) if prefill_hardware else ()
+    basis = checked_basis(price_basis) or common_basis((*among, *first), own.figures)
     wanted = Wanted(
         among, tuple(precision.split(",")), kv, tuple(degrees), split, budget, own.figures, basis, most,
-        engine, next((found for name in hardware.split(",") if (found := profile_of(name.strip()))), None),
+        engine, next((found for name in hardware.split(",") if (found := profile_of(name.strip()))), None), first,
     )  # fmt: skip
     asked = traffic(trace, rate, input_tokens, output_tokens, cache_hit)
     return search(model, load_shape(model), asked, target(ttft_ms, tpot_ms, slo, percentile), wanted)

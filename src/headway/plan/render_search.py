@@ -43,9 +43,18 @@ def _(a: Search) -> Document:
 
 def _short(r: Offer) -> str:
     """The deployment in few letters: replicas, P of them for prefill and D for decode, each so many GPUs."""
-    replicas = f"{r.prefill_replicas}P+{r.replicas}D" if r.prefill_replicas else str(r.replicas)
-    dp = f" DP{r.attention_dp}" if r.attention_dp > 1 else ""
-    return f"{replicas} x TP{r.gpus}{dp} {r.hardware.removesuffix('-sxm')} {r.precision}"
+    own = _way(r.hardware, r.gpus // r.pipeline, r.attention_dp, r.pipeline)
+    if r.prefill is None:
+        return f"{r.replicas} x {own} {r.precision}"
+    first = _way(r.prefill.hardware, r.prefill.gpus, r.prefill.attention_dp)
+    if first == own:
+        return f"{r.prefill_replicas}P+{r.replicas}D x {own} {r.precision}"
+    return f"{r.prefill_replicas}P x {first} + {r.replicas}D x {own} {r.precision}"
+
+
+def _way(hardware: str, stage: int, attention_dp: int, pipeline: int = 1) -> str:
+    dp, stages = f" DP{attention_dp}" if attention_dp > 1 else "", f" PP{pipeline}" if pipeline > 1 else ""
+    return f"TP{stage}{stages}{dp} {hardware.removesuffix('-sxm')}"
 
 
 def _guessed(r: Offer) -> str:

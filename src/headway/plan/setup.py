@@ -168,7 +168,7 @@ class Setup(msgspec.Struct, frozen=True):
             notes.append(f"{device.measured:.0%} of this bandwidth was measured on {device.name}")
         latent = any(group.kind == "latent" for group in replica.shape.groups)
         if latent and replica.attention_dp == 1 and gpus > 1 and self.counting != "textbook":
-            notes.append("every GPU holds the whole latent cache; data-parallel attention (--attention-dp) does not")
+            notes.append("the whole latent cache is on each GPU; data-parallel attention (--attention-dp) divides it")
         if self.counting == "textbook" and gpus > (1 if latent else replica.shape.kv_heads):
             held = "its latent cache" if latent else f"some of its {replica.shape.kv_heads} KV heads"
             notes.append(
