@@ -111,6 +111,7 @@ OPTIONS = {  # parameter, of one verb alone as "verb parameter" -> (flags, help)
     "rate": (("--rate",), "Requests per second; default: the trace's."),
     "trace": (("--trace",), "Azure .csv or Mooncake .jsonl, for rate, lengths and hits."),
     "prefill_hardware": (("--prefill-hardware",), "Devices of prefill pools; default: the same."),
+    "write": (("--write",), "Also write scripts and compose files that start the first to this folder."),
     "split": (("--split/--no-split",), "Also try separate prefill and decode pools."),
     "budget": (("--budget",), "Most dollars per hour."),
     "most": (("--most",), "Deployments to list."),

@@ -86,7 +86,7 @@ class Rejected(msgspec.Struct, frozen=True):
 
 class Search(Verdict, frozen=True, kw_only=True):
     """Deployments, cheapest first, all priced on one basis but where the user gave a figure ("given").
-    `considered`: how many were tried."""
+    `considered`: how many were tried. `written`: files that start the first."""
 
     model: str
     kind: str = "estimate"
@@ -100,6 +100,7 @@ class Search(Verdict, frozen=True, kw_only=True):
     considered: int
     rejected: list[Rejected]
     assumptions: list[str]
+    written: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:

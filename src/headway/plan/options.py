@@ -14,6 +14,7 @@ from headway.plan.answers_lists import Search
 from headway.plan.quotes import checked_basis, common_basis, own_prices
 from headway.plan.search import Wanted, search
 from headway.plan.traffic import Target, Traffic, from_trace
+from headway.plan.written import write_deployment
 from headway.roofline.hardware import Hardware, hardware_catalogue
 from headway.roofline.own_hardware import is_file, read_devices
 
@@ -24,7 +25,7 @@ def find(
     tpot_ms: float | None = None, slo: str | None = None, percentile: float = 99.0, precision: str = "stored",
     kv: str | None = None, degrees: Sequence[int] = (1, 2, 4, 8), split: bool = True, budget: float | None = None,
     prices: str | None = None, price_basis: str | None = None, most: int = 10, engine: str = "vllm",
-    prefill_hardware: str | None = None,
+    prefill_hardware: str | None = None, write: Path | None = None,
 ) -> Search:  # fmt: skip
     """`search` with everything as users write it."""
     own = own_prices(prices)
@@ -36,7 +37,10 @@ def find(
         engine, next((found for name in hardware.split(",") if (found := profile_of(name.strip()))), None), first,
     )  # fmt: skip
     asked = traffic(trace, rate, input_tokens, output_tokens, cache_hit)
-    return search(model, load_shape(model), asked, target(ttft_ms, tpot_ms, slo, percentile), wanted)
+    answer = search(model, load_shape(model), asked, target(ttft_ms, tpot_ms, slo, percentile), wanted)
+    if write is None or not answer.deployments:
+        return answer
+    return msgspec.structs.replace(answer, written=tuple(write_deployment(answer.deployments[0], write)))
 
 
 def traffic(

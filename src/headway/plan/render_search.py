@@ -7,7 +7,8 @@ from functools import partial
 from headway.plan import figures
 from headway.plan.answers_lists import Offer, Search
 from headway.plan.parts import assumed, document
-from headway.report.document import Commands, Document, Drawing, Grid, Part, Text
+from headway.plan.written import broken
+from headway.report.document import Commands, Document, Drawing, Grid, Listing, Part, Text
 from headway.report.units import dollars, same_digits, seconds, yes
 
 
@@ -33,7 +34,8 @@ def _(a: Search) -> Document:
     return Document(f"Deployments for {a.model}, cheapest first", [
         *asked, Grid(head, rows),
         Text("used: share of what it can carry; N+1: survives the loss of a replica; ~: extrapolated", "note"),
-        Text(tried), *_commands(first),
+        Text(tried), Text(_each(first)), *_commands(first),
+        *([Listing("written", a.written)] if a.written else []),
         *assumed(a.assumptions),
     ], [
         Drawing(partial(figures.search, answer=a)), _in_full(a),
@@ -61,10 +63,23 @@ def _guessed(r: Offer) -> str:
     return "~" if r.basis == "extrapolated" else ""
 
 
+def _each(r: Offer) -> str:
+    """What one replica of it does."""
+    pool = f"; the {r.prefill_replicas} prefill workers take the prompts" if r.prefill else f"; chunks of {r.chunk:,}"
+    return (
+        f"each of the {r.replicas} that decode has {r.batch:.3g} requests at once, {r.peak_batch} at the percentile, "
+        f"and room for {r.rows}{pool}"
+    )
+
+
 def _commands(r: Offer) -> list[Part]:
     """What runs it, engine by engine."""
     each = f", each of {r.replicas} replicas" if r.replicas > 1 and not r.prefill_replicas else ""
-    return [Text(f"to run {r.rank}. {r.name}{each}:"), *(Commands(command.split("\n")) for command in r.flags.values())]
+    return [Text(f"to run {r.rank}. {r.name}{each}:"), *(Commands(_lines(text)) for text in r.flags.values())]
+
+
+def _lines(text: str) -> list[str]:
+    return [line for command in text.split("\n") for line in broken(command)]
 
 
 def _in_full(a: Search) -> Grid:
