@@ -45,18 +45,19 @@ def _(a: Search) -> Document:
 
 def _short(r: Offer) -> str:
     """The deployment in few letters: replicas, P of them for prefill and D for decode, each so many GPUs."""
-    own = _way(r.hardware, r.gpus // r.pipeline, r.attention_dp, r.pipeline)
+    own, device = _way(r.gpus // r.pipeline, r.attention_dp, r.pipeline), r.hardware.removesuffix("-sxm")
     if r.prefill is None:
-        return f"{r.replicas} x {own} {r.precision}"
-    first = _way(r.prefill.hardware, r.prefill.gpus, r.prefill.attention_dp)
-    if first == own:
-        return f"{r.prefill_replicas}P+{r.replicas}D x {own} {r.precision}"
-    return f"{r.prefill_replicas}P x {first} + {r.replicas}D x {own} {r.precision}"
+        return f"{r.replicas} x {own} {device} {r.precision}"
+    first, before = _way(r.prefill.gpus, r.prefill.attention_dp), r.prefill.hardware.removesuffix("-sxm")
+    if (first, before) == (own, device):
+        return f"{r.prefill_replicas}P+{r.replicas}D x {own} {device} {r.precision}"
+    other = "" if before == device else f" {before}"
+    return f"{r.prefill_replicas}P {first}{other}+{r.replicas}D {own} {device} {r.precision}"
 
 
-def _way(hardware: str, stage: int, attention_dp: int, pipeline: int = 1) -> str:
-    dp, stages = f" DP{attention_dp}" if attention_dp > 1 else "", f" PP{pipeline}" if pipeline > 1 else ""
-    return f"TP{stage}{stages}{dp} {hardware.removesuffix('-sxm')}"
+def _way(stage: int, attention_dp: int, pipeline: int = 1) -> str:
+    dp, stages = f"-DP{attention_dp}" if attention_dp > 1 else "", f"-PP{pipeline}" if pipeline > 1 else ""
+    return f"TP{stage}{stages}{dp}"
 
 
 def _guessed(r: Offer) -> str:
