@@ -14,13 +14,14 @@ from headway.core.errors import BadInput
 from headway.core.options import Options, declared, table
 from headway.engine.options import EngineOptions
 from headway.serve.options import ServeOptions
+from headway.serve.route.options import RouteOptions
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize(("kind", "python"), [(EngineOptions, "LLM(...)"), (ServeOptions, "")])
+@pytest.mark.parametrize(("kind", "python"), [(EngineOptions, "LLM(...)"), (ServeOptions, ""), (RouteOptions, "")])
 def test_the_docs_hold_the_table_of_options(kind: type[Options], python: str) -> None:
-    docs = DOCS / f"{kind.__module__.split('.')[1]}.md"
+    docs = DOCS / f"{kind.__module__.split('.')[-2]}.md"
     assert table(kind, python) in docs.read_text(), f"put there what `python -m {kind.__module__}` prints"
 
 

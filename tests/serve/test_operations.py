@@ -21,7 +21,7 @@ import pytest
 from headway.core.errors import BadInput
 from headway.serve import logs
 from headway.serve.hosted import Served
-from headway.serve.lifecycle import _bind, _bind_path, run
+from headway.serve.lifecycle import bind, bind_path, run
 from headway.serve.options import ServeOptions
 from tests.serve.conftest import SERVER, Server
 from tests.serve.scripted import ByteTokenizer
@@ -76,10 +76,10 @@ def test_without_ipv6_localhost_still_works(monkeypatch: pytest.MonkeyPatch) -> 
         return plain(family, *rest)
 
     monkeypatch.setattr(socket, "socket", none)
-    (sock,) = _bind("localhost", 0)
+    (sock,) = bind("localhost", 0)
     with sock, pytest.raises(BadInput, match="in use"):
         sock.listen()
-        _bind("127.0.0.1", sock.getsockname()[1])
+        bind("127.0.0.1", sock.getsockname()[1])
 
 
 @pytest.mark.parametrize("keys", [False, True])
@@ -186,7 +186,7 @@ def test_a_unix_socket_is_this_users_alone_and_is_taken_over(tmp_path: Path) -> 
             client = httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=30)
             assert client.post(CHAT, json=HELLO).status_code == 200
             with pytest.raises(BadInput, match="--uds: a server listens"):
-                _bind_path(path)
+                bind_path(path)
         finally:
             process.terminate()
     assert not path.exists()
@@ -196,10 +196,10 @@ def test_a_unix_socket_does_not_replace_a_file(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
     with pytest.raises(BadInput, match="--uds: cannot listen"):
-        _bind_path(path)
+        bind_path(path)
     assert path.read_text() == "data"
     with pytest.raises(BadInput, match="--uds: cannot listen"):
-        _bind_path(tmp_path / ("x" * 200))
+        bind_path(tmp_path / ("x" * 200))
 
 
 def test_a_proxys_path_is_taken_off(start: Start) -> None:

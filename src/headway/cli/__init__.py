@@ -12,6 +12,7 @@ VERBS = {
     "demo": "Answer one question with the built-in model, and show what it cost.",
     "chat": "Talk to a model in the terminal.",
     "serve": "Serve a model over HTTP, as OpenAI's API does.",
+    "route": "Route requests to replicas of a server.",
     "top": "Watch a running server.",
     "models": "List models: those here, those known by name, and what they would do here.",
     "generate": "Complete prompts, from the command line or a file.",

@@ -24,6 +24,9 @@ def serve(
     model: Annotated[
         list[str] | None, typer.Argument(help=f"{MODEL.help} Several are served by an engine each.")
     ] = None,
+    replicas: Annotated[
+        int, typer.Option(help="Servers of these models, each with its share of cores and memory, behind one router.")
+    ] = 1,
 ) -> None:
     """Serve models over HTTP, as OpenAI's API does. Ctrl-C or SIGTERM finishes running requests, then stops."""
     import sys
@@ -40,8 +43,14 @@ def serve(
     from headway.serve.hosted import Served
     from headway.serve.lifecycle import run
     from headway.serve.model_text import ModelText
+    from headway.serve.route.children import end_with_parent
 
+    end_with_parent()
     logs.configure(server.log_level, server.access_log)
+    if replicas != 1:
+        from headway.serve.route.own import serve_replicas
+
+        raise typer.Exit(serve_replicas(engine, server, model or [], replicas, lambda line: print(line, flush=True)))
     with fetching() as progress:
         sources = model or [DEFAULT_MODEL]
         infos = [describe(source, progress, engine.chat_template) for source in sources]

@@ -114,6 +114,20 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise unknown_name(name, known, f"an option of {cls.about()}")
         return cls(**values)
 
+    def words(self) -> list[str]:
+        """The command line that says what is not at its default."""
+        found: list[str] = []
+        for name, option in declared(type(self)).items():
+            value = getattr(self, name)
+            if value == option.default:
+                continue
+            if option.kind is bool:
+                found.append(option.flag if value else "--no-" + option.flag.removeprefix("--"))
+            else:
+                for one in value if option.kind is tuple else (value,):
+                    found += [option.flag, str(one)]
+        return found
+
     @classmethod
     def about(cls) -> str:
         """What is set up, in words."""

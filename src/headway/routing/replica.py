@@ -9,6 +9,7 @@ from headway.routing.request import RoutedRequest
 
 PrefillSeconds = Callable[[int, int], float]
 """(tokens found in the cache, tokens of the prompt) -> seconds until the first token on an idle replica."""
+FAR = 4.0  # a request counts as at most so many times slower or faster than usual
 FORGET = 0.2  # weight of the latest request in how fast a replica is
 
 
@@ -73,9 +74,9 @@ class ReplicaState:
         oldest = next(iter(self._todo.values()))
         return self.pace * (self._sum - oldest) + max(0.0, self.pace * oldest - to_seconds(now - self._since))
 
-    def seconds(self, cached: int, tokens: int, now: int) -> float:
-        """Predicted time to the first token of a newcomer."""
-        return self.queue_seconds(now) + self.pace * self._prefill(cached, tokens)
+    def prefill_seconds(self, cached: int, tokens: int) -> float:
+        """Predicted seconds of a newcomer's own prompt."""
+        return self.pace * self._prefill(cached, tokens)
 
     def take(self, request: RoutedRequest, cached: int, now: int) -> None:
         """A request is sent there. `cached`: tokens of its prompt that are known there."""
@@ -93,7 +94,7 @@ class ReplicaState:
             return
         if next(iter(self._todo)) == id and seconds > 0:  # it was worked on since `_since`
             took = to_seconds(now - self._since) / seconds
-            self.pace += FORGET * (min(10.0, max(0.1, took)) - self.pace)
+            self.pace += FORGET * (min(FAR * self.pace, max(self.pace / FAR, took)) - self.pace)
         self._leave_queue(id, now)
 
     def release(self, id: str, now: int) -> None:

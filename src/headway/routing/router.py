@@ -82,12 +82,12 @@ class RequestRouter:
         self._numbers += 1
         return replica
 
-    def heard(self, name: str, now: int, requests: int | None = None) -> None:
-        """A heartbeat. `requests`: how many the replica says it has, wherever they came from."""
+    def heard(self, name: str, now: int, others: int | None = None) -> None:
+        """A heartbeat. `others`: how many requests the replica says it has beside those sent from here."""
         replica = self.replicas[name]
         replica.seen, replica.alive = max(now, replica.seen), True
-        if requests is not None:
-            replica.others = max(0, requests - len(replica.requests))
+        if others is not None:
+            replica.others = others
         if not replica.load:  # what it was slow by may be over, and nobody would find out
             usual = sum(one.pace for one in self.replicas.values()) / len(self.replicas)
             replica.pace += REGAIN * (usual - replica.pace)

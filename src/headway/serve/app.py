@@ -135,7 +135,7 @@ class Api:
     async def _post(self, request: Request, endpoint: Endpoint, decoder: msgspec.json.Decoder[Any]) -> ASGIApp:
         self._check_open()
         tenant, namespace = request.scope["headway.tenant"], request.scope["headway.namespace"]
-        deadline = _deadline(request.headers.get(DEADLINE_HEADER))
+        deadline = deadline_of(request.headers.get(DEADLINE_HEADER))
         headers: list[tuple[bytes, bytes]] = []
 
         def work() -> Answer | AdapterChange | CacheQuestion | Counted:
@@ -295,7 +295,7 @@ def _texts(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in headers}
 
 
-def _deadline(given: str | None) -> float | None:
+def deadline_of(given: str | None) -> float | None:
     """Seconds of an x-request-timeout header."""
     try:
         seconds = None if given is None else float(given)
@@ -321,12 +321,13 @@ class Gate:
     A failure after the first byte of an answer closes the connection: the client must not take it for complete.
     """
 
-    def __init__(self, api: Api, keys: Keys, cors: Cors, root: str = "") -> None:
+    def __init__(
+        self, routes: Sequence[Route], fold: Callable[[HttpDone], None], keys: Keys, cors: Cors, root: str = ""
+    ) -> None:
         self._root = root
         self._keys = keys
         self._cors = cors
-        self._fold = api._metrics.fold
-        routes = api.routes()
+        self._fold = fold
         self._router = Router(routes, redirect_slashes=False)
         self._labels = {path.partition("{")[0]: path.replace(":path}", "}") for path in (r.path for r in routes)}
 

@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from headway.core.errors import BadInput
 from headway.engine.ipc import Failed
@@ -74,14 +75,14 @@ def run(
     raise_file_limit()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # texts are encoded in our own threads, beside a busy engine
     with ExitStack() as closing, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-        found = _bind(host, options.port) if options.uds is None else [_bind_path(Path(options.uds))]
+        found = bind(host, options.port) if options.uds is None else [bind_path(Path(options.uds))]
         socks = [closing.enter_context(sock) for sock in found]
         if options.uds is not None:
             closing.callback(Path(options.uds).unlink, missing_ok=True)
         return runner.run(_Life(options, served, keys, socks, say, complain).live())
 
 
-def _bind(host: str, port: int) -> list[socket.socket]:
+def bind(host: str, port: int) -> list[socket.socket]:
     """One socket per address of `host` that this machine has: "localhost" may be one of each family.
 
     Raises:
@@ -115,7 +116,7 @@ def _bind(host: str, port: int) -> list[socket.socket]:
     return socks
 
 
-def _bind_path(path: Path) -> socket.socket:
+def bind_path(path: Path) -> socket.socket:
     """A socket in the file system, for this user only; one that a server left behind is replaced.
 
     Raises:
@@ -155,7 +156,7 @@ def _lora_folder(options: ServeOptions) -> Path | None:
     return folder.resolve()
 
 
-class _Server(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """uvicorn without its signal handlers: the first signal here means drain."""
 
     @contextmanager
@@ -163,7 +164,26 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _url(host: str, port: int) -> str:
+def server_of(app: ASGIApp) -> QuietServer:
+    """An app behind the guarded protocol; `serve` runs it."""
+    return QuietServer(
+        uvicorn.Config(
+            app,
+            http=GuardedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+            backlog=2048,
+        )
+    )
+
+
+def url_of(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
@@ -194,20 +214,8 @@ class _Life:
             self._models, metrics, budget, int(time.time()), options.stall_timeout, _lora_folder(options),
             options.price, Quotas(options.quota, keys.quotas), options.strict, tracer,
         )  # fmt: skip
-        config = uvicorn.Config(
-            Gate(self._api, keys, Cors(options.cors_origin), options.root_path),
-            http=GuardedProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=CLOSE_SECONDS,
-            backlog=2048,
-        )
-        self._server = _Server(config)
+        gate = Gate(self._api.routes(), metrics.fold, keys, Cors(options.cors_origin), options.root_path)
+        self._server = server_of(gate)
 
     async def live(self) -> int:
         loop = asyncio.get_running_loop()
@@ -281,7 +289,9 @@ class _Life:
         return f"{model.name}: " if len(self._models) > 1 else ""
 
     def _announce(self) -> None:
-        url = f"unix:{self._options.uds}" if self._options.uds is not None else _url(*self._socks[0].getsockname()[:2])
+        url = (
+            f"unix:{self._options.uds}" if self._options.uds is not None else url_of(*self._socks[0].getsockname()[:2])
+        )
         contexts = []
         for model in self._models:
             assert model.ready is not None

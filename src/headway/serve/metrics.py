@@ -273,7 +273,7 @@ class Metrics:
         Args:
             status: its KV cache now.
         """
-        label = f'model_name="{_escape(self.model)}"'
+        label = f'model_name="{escape(self.model)}"'
         for name, kind, text, value in self._values(status):
             yield Series(f"headway:{name}", kind, text, label, value)
             if name in VLLM_NAMES:
@@ -286,12 +286,12 @@ class Metrics:
         t, seen = self.totals, self._seen
         use = status.used / status.blocks if status.blocks else 0.0
         reasons = {f'finished_reason="{reason}"': t.finished[reason] for reason in REASONS}
-        refused = {f'reason="{_escape(reason)}"': count for reason, count in t.refused.items()}
+        refused = {f'reason="{escape(reason)}"': count for reason, count in t.refused.items()}
         blocked = {f'reason="{reason}"': count for reason, count in t.blocked.items()}
-        billed = {f'key="{_escape(tenant)}"': to_seconds(time) for tenant, time in seen.billed.items()}
+        billed = {f'key="{escape(tenant)}"': to_seconds(time) for tenant, time in seen.billed.items()}
         counter, gauge, histogram = "counter", "gauge", "histogram"
         for place, (name, what) in enumerate(ADAPTER_SERIES.items() if seen.adapters else ()):
-            sums = {f'adapter="{_escape(adapter)}"': counts[place] for adapter, counts in seen.adapters.items()}
+            sums = {f'adapter="{escape(adapter)}"': counts[place] for adapter, counts in seen.adapters.items()}
             yield name, counter, f"{what}, by LoRA adapter.", sums
         yield "requests_running", gauge, "Requests that hold cache blocks.", t.running
         yield "requests_waiting", gauge, "Requests that wait for blocks.", t.waiting
@@ -351,7 +351,7 @@ class ServerMetrics:
     """
 
     def __init__(self, model: str) -> None:
-        self._label = f'model_name="{_escape(model)}"' if model else ""
+        self._label = f'model_name="{escape(model)}"' if model else ""
         self._http: dict[tuple[str, int], int] = {}
         self._lag = Histogram(LAGS)
 
@@ -363,7 +363,7 @@ class ServerMetrics:
             self._http[key] = self._http.get(key, 0) + 1
 
     def series(self) -> Iterator[Series]:
-        counts = {f'route="{_escape(route)}",status="{status}"': n for (route, status), n in self._http.items()}
+        counts = {f'route="{escape(route)}",status="{status}"': n for (route, status), n in self._http.items()}
         yield Series("headway:http_requests_total", "counter", "HTTP requests answered.", self._label, counts)
         about = "How late the API's event loop wakes."
         yield Series("headway:event_loop_lag_seconds", "histogram", about, self._label, self._lag)
@@ -372,7 +372,7 @@ class ServerMetrics:
 def gauges(model: str, values: Mapping[str, float]) -> Iterator[Series]:
     """Further values of a model, by name without prefix (`up`, ...)."""
     for name, value in values.items():
-        yield Series(f"headway:{name}", "gauge", "", f'model_name="{_escape(model)}"', value)
+        yield Series(f"headway:{name}", "gauge", "", f'model_name="{escape(model)}"', value)
 
 
 def render(series: Iterable[Series]) -> str:
@@ -397,5 +397,5 @@ def _number(value: float) -> str:
     return f"{value:g}" if value < 1e6 else repr(value)
 
 
-def _escape(value: str) -> str:
+def escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,269 @@
+"""The replicas behind a router, as a running process sees them: heartbeats, what they say of themselves, who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from headway.client.upstream import Headers, Upstream, UpstreamError
+from headway.client.watch import parse
+from headway.core.clock import to_seconds
+from headway.core.errors import HeadwayError
+from headway.engine.machine import wall_clock
+from headway.routing.index import USUAL_BLOCKS
+from headway.routing.policies.policy import RoutingPolicy
+from headway.routing.replica import per_token
+from headway.routing.request import RoutedRequest
+from headway.routing.router import RequestRouter
+from headway.serve.errors import ApiError
+from headway.serve.metrics import Series, escape
+from headway.serve.route.prompts import BLOCK_TOKENS
+
+MOST_BLOCKS = 1 << 22  # that are remembered of a replica, whatever it says
+BEAT_SECONDS = 1.0
+BEAT_TIMEOUT = 3.0
+FIRST_GUESS = 1e-4  # seconds per prompt token; how fast a replica is, is learned
+RUNNING = ("headway:requests_running", "vllm:num_requests_running", "sglang:num_running_reqs")
+WAITING = ("headway:requests_waiting", "vllm:num_requests_waiting", "sglang:num_queue_reqs")
+CAPACITY = "sglang:max_total_num_tokens"
+_BLOCKS = re.compile(r'cache_config_info\{[^}]*?block_size="(\d{1,6})"[^}]*?num_gpu_blocks="(\d{1,12})"')
+_BLOCKS_TURNED = re.compile(r'cache_config_info\{[^}]*?num_gpu_blocks="(\d{1,12})"[^}]*?block_size="(\d{1,6})"')
+
+
+class Member:
+    """A replica.
+
+    Attributes:
+        drained_by_hand: somebody asked for it. leaving: it says so itself.
+        recall: by request, ends what has not begun when the replica is dead.
+    """
+
+    def __init__(self, upstream: Upstream) -> None:
+        self.upstream = upstream
+        self.name = upstream.url
+        self.drained_by_hand = False
+        self.leaving = False
+        self.recall: dict[str, Callable[[str], None]] = {}
+
+
+class ReplicaFleet:
+    """Replicas, and the requests that wait for one.
+
+    Args:
+        upstreams: where the replicas are.
+        most: requests that each has at once; the others wait here.
+        most_waiting: of these.
+        headers: of the questions that it asks itself.
+    """
+
+    def __init__(
+        self, upstreams: Sequence[Upstream], policy: RoutingPolicy, most: int | None, most_waiting: int,
+        headers: Headers = (),
+    ) -> None:  # fmt: skip
+        self.router = RequestRouter(policy, most_waiting=most_waiting)
+        self.members = {upstream.url: Member(upstream) for upstream in upstreams}
+        self._headers = headers
+        self._clock = wall_clock()
+        self._waiters: dict[str, asyncio.Future[Member]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._counts: Counter[tuple[str, str]] = Counter()
+        for name in self.members:
+            self.router.join(name, per_token(FIRST_GUESS), self.now(), most=most)
+            self.router.lose(name)  # until it is heard of
+
+    def now(self) -> int:
+        return self._clock.now()
+
+    # Requests
+
+    async def place(self, request: RoutedRequest, again: bool = False) -> Member:
+        """A replica for a request, when there is room. `again`: another one has failed it.
+
+        Raises:
+            HeadwayError: there is none, too many wait, or its deadline has passed.
+        """
+        if not again:
+            self.router.offer(request)
+        waiter = self._waiters[request.id] = asyncio.get_running_loop().create_future()
+        try:
+            self.pump()
+            return await waiter
+        finally:
+            self._waiters.pop(request.id, None)
+
+    def pump(self) -> None:
+        """Something has changed: say who goes where."""
+        now = self.now()
+        for request in self.router.expired(now):
+            late = request.deadline is not None and request.deadline <= now
+            problem = "no replica had room in time" if late else "no replica is left that could answer"
+            code = "deadline_exceeded" if late else "no_replica"
+            self._tell(request.id, ApiError(503, problem, code=code, retry_after=5))
+        for request, replica in self.router.dispatch(now):
+            self._counts["placed", replica.name] += 1
+            self._tell(request.id, self.members[replica.name])
+        deadline = self.router.next_deadline
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            later = max(0.0, to_seconds(deadline - now)) + 0.001
+            self._timer = asyncio.get_running_loop().call_later(later, self.pump)
+
+    def _tell(self, id: str, what: Member | HeadwayError) -> None:
+        waiter = self._waiters.get(id)
+        if waiter is None or waiter.done():
+            self.router.end(id, self.now())  # its client has gone meanwhile
+        elif isinstance(what, Member):
+            waiter.set_result(what)
+        else:
+            waiter.set_exception(what)
+
+    def begin(self, id: str) -> None:
+        """The first token of a request is here."""
+        self.router.begin(id, self.now())
+
+    def end(self, id: str) -> None:
+        """A request is over. Idempotent."""
+        self.router.end(id, self.now())
+        self.pump()
+
+    def fail(self, id: str, member: Member, reached: bool) -> bool:
+        """A replica has failed a request -> whether it is to be placed again. `reached`: it took the request at all."""
+        if not reached:
+            self._lost(member)
+        again = self.router.fail(id, self.now())
+        self._counts["retried" if again else "failed", member.name] += 1
+        self.pump() if not again else None
+        return again
+
+    # Replicas
+
+    async def watch(self) -> None:
+        """Listen to all of them, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            for member in self.members.values():
+                tasks.create_task(self._listen(member))
+            tasks.create_task(self._check())
+
+    async def _listen(self, member: Member) -> None:
+        while True:
+            with suppress(UpstreamError, TimeoutError, ValueError):
+                async with asyncio.timeout(BEAT_TIMEOUT):
+                    await self._beat(member)
+                self.pump()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def _beat(self, member: Member) -> None:
+        status, _ = await member.upstream.get(b"/health")
+        if status != 200:
+            return
+        ready, _ = await member.upstream.get(b"/ready")  # 404: not one of ours
+        member.leaving = ready == 503
+        replica = self.router.replicas[member.name]
+        before = len(replica.requests)
+        status, body = await member.upstream.get(b"/metrics", self._headers)
+        others = None
+        if status == 200:
+            text = body.decode(errors="replace")
+            values = parse(text, 0.0).values
+            known = [next((values[name] for name in names if name in values), 0.0) for names in (RUNNING, WAITING)]
+            others = max(0, int(sum(known)) - max(before, len(replica.requests)))
+            self.router.index.add(replica.number, _blocks(text, values))
+        self.router.heard(member.name, self.now(), others)
+        self.router.drain(member.name, member.leaving or member.drained_by_hand)
+
+    async def _check(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            for name in self.router.check(self.now()):
+                self._recall(self.members[name])
+            self.pump()
+
+    def _lost(self, member: Member) -> None:
+        self.router.lose(member.name)
+
+    def _recall(self, member: Member) -> None:
+        """It has fallen silent: what has not begun there is tried elsewhere, what has goes on if it can."""
+        replica = self.router.replicas[member.name]
+        for id, recall in list(member.recall.items()):
+            if id in replica.requests and not replica.requests[id].begun:
+                recall("the replica has fallen silent")
+
+    def drain(self, name: str, draining: bool) -> None:
+        """
+        Raises:
+            BadInput: there is no such replica.
+        """
+        self.router.drain(name, draining)
+        self.members[name].drained_by_hand = draining
+        self.pump()
+
+    @property
+    def up(self) -> bool:
+        """Some replica takes requests."""
+        return any(replica.open for replica in self.router.replicas.values())
+
+    def others(self, but: Sequence[str] = ()) -> list[Member]:
+        """Replicas to be asked about something that any of them knows, those that live first."""
+        replicas = sorted(self.router.replicas.values(), key=lambda one: (not one.alive, one.draining, one.load))
+        return [self.members[one.name] for one in replicas if one.name not in but]
+
+    def about(self) -> list[dict[str, object]]:
+        """What is known of each, for people."""
+        now = self.now()
+        return [
+            {
+                "replica": one.name, "alive": one.alive, "draining": one.draining,
+                "drained": self.router.drained(one.name), "requests": len(one.requests), "others": one.others,
+                "queue_seconds": round(one.queue_seconds(now), 6), "known_blocks": self.router.index.count(one.number),
+            }
+            for one in self.router.replicas.values()
+        ]  # fmt: skip
+
+    def series(self) -> Iterator[Series]:
+        """For /metrics."""
+        now, replicas = self.now(), self.router.replicas.values()
+        gauge, counter = "gauge", "counter"
+        waiting = "Requests that wait at the router."
+        yield Series("headway:router_requests_waiting", gauge, waiting, "", self.router.waiting)
+        for name, text, values in (
+            ("up", "1: it is heard of.", [int(one.alive) for one in replicas]),
+            ("draining", "1: it takes no new requests.", [int(one.draining) for one in replicas]),
+            ("requests", "Requests that it has from this router.", [len(one.requests) for one in replicas]),
+            ("requests_other", "Requests that it has from elsewhere.", [one.others for one in replicas]),
+            ("waiting_tokens", "Prompt tokens before first tokens.", [one.waiting_tokens for one in replicas]),
+            ("queue_seconds", "Predicted work before a newcomer's.", [one.queue_seconds(now) for one in replicas]),
+            ("known_blocks", f"Blocks of {BLOCK_TOKENS} tokens that it is known to hold.",
+             [self.router.index.count(one.number) for one in replicas]),
+        ):  # fmt: skip
+            named = {_label(one.name): float(value) for one, value in zip(replicas, values, strict=True)}
+            yield Series(f"headway:router_replica_{name}", gauge, text, "", named)
+        for what, text in (("placed", "Requests sent to it."), ("retried", "Requests that it failed, tried elsewhere."),
+                           ("failed", "Requests that it failed, and nobody else had.")):  # fmt: skip
+            counts = {_label(one.name): float(self._counts[what, one.name]) for one in replicas}
+            yield Series(f"headway:router_{what}_total", counter, text, "", counts)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for member in self.members.values():
+            member.upstream.close()
+
+
+def _label(name: str) -> str:
+    return f'replica="{escape(name)}"'
+
+
+def _blocks(text: str, values: dict[str, float]) -> int:
+    """Blocks of `BLOCK_TOKENS` tokens that a cache holds, as its metrics say; as many as is usual if they do not."""
+    found, turned = _BLOCKS.search(text), _BLOCKS_TURNED.search(text)
+    tokens = int(values.get(CAPACITY, 0))
+    if found is not None:
+        tokens = int(found[1]) * int(found[2])
+    elif turned is not None:
+        tokens = int(turned[1]) * int(turned[2])
+    return min(MOST_BLOCKS, max(1, tokens // BLOCK_TOKENS)) if tokens else USUAL_BLOCKS

@@ -1,0 +1,148 @@
+"""The life of a router: bind, listen to the replicas, pass on, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from headway.client.upstream import Upstream
+from headway.core.errors import BadInput
+from headway.engine.machine import event_loop_factory
+from headway.routing.policies import routing_named
+from headway.serve.app import Gate
+from headway.serve.auth import Keys, is_loopback, read_keys
+from headway.serve.cors import Cors
+from headway.serve.lifecycle import LAG_SECONDS, POLL_SECONDS, bind, bind_path, server_of, url_of
+from headway.serve.limits import BodyBudget, raise_file_limit
+from headway.serve.metrics import LoopLag, ServerMetrics
+from headway.serve.protocol import SWEEP_SECONDS
+from headway.serve.route.app import RouterApi
+from headway.serve.route.children import Children
+from headway.serve.route.fleet import ReplicaFleet
+from headway.serve.route.options import RouteOptions
+
+Say = Callable[[str], None]
+
+
+def run(options: RouteOptions, replicas: Sequence[str], say: Say = print, children: Children | None = None) -> int:
+    """Route until a signal -> exit code.
+
+    Args:
+        replicas: URLs.
+        children: replicas of its own, to be started, watched and stopped.
+
+    Raises:
+        BadInput: an option is at fault; nothing was started.
+    """
+    lines = read_keys(Path(options.api_key_file)) if options.api_key_file else []
+    keys = Keys(lines, options.share_cache)
+    host = options.host.removeprefix("[").removesuffix("]")
+    if not keys and not is_loopback(host):
+        raise BadInput("--host", f"{host} can be reached by others; also give --api-key-file, or use 127.0.0.1")
+    if not replicas:
+        raise BadInput("--replica", "give the URL of one replica at least, such as http://127.0.0.1:8001")
+    if len(set(replicas)) < len(replicas):
+        raise BadInput("--replica", "one is given twice")
+    upstreams = [Upstream(url) for url in replicas]
+    text = next((line.text for line in lines if line.text), "")
+    own = [(b"authorization", f"Bearer {text}".encode())] if text else []
+    raise_file_limit()
+    with ExitStack() as closing, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+        socks = bind(host, options.port) if options.uds is None else [bind_path(Path(options.uds))]
+        for sock in socks:
+            closing.enter_context(sock)
+        if options.uds is not None:
+            closing.callback(Path(options.uds).unlink, missing_ok=True)
+        fleet = ReplicaFleet(
+            upstreams, routing_named(options.policy), options.most_in_flight, options.max_waiting, own
+        )  # fmt: skip
+        url = f"unix:{options.uds}" if options.uds is not None else url_of(*socks[0].getsockname()[:2])
+        return runner.run(_RouterLife(options, fleet, keys, say, children).live(socks, url))
+
+
+class _RouterLife:
+    def __init__(
+        self, options: RouteOptions, fleet: ReplicaFleet, keys: Keys, say: Say, children: Children | None
+    ) -> None:
+        self._options, self._fleet, self._say, self._children = options, fleet, say, children
+        self._metrics = ServerMetrics("")
+        budget = BodyBudget(int(options.max_body_mib * 2**20))
+        self._api = RouterApi(fleet, self._metrics, budget, options.share_cache)
+        self._server = server_of(
+            Gate(self._api.routes(), self._metrics.fold, keys, Cors(options.cors_origin), options.root_path)
+        )
+        self._asked = asyncio.Event()
+        self._signals = 0
+
+    async def live(self, socks: Sequence[object], url: str) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled, number)
+        serving = asyncio.create_task(self._server.serve(sockets=list(socks)))  # type: ignore[arg-type]
+        tasks = [asyncio.create_task(work) for work in (self._fleet.watch(), self._lag(), self._sweep())]
+        if self._children is not None:
+            tasks.append(asyncio.create_task(self._children.watch(self._say)))
+        try:
+            await self._announce(url)
+            await self._asked.wait()
+            await self._drain()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._server.should_exit = True
+            await serving
+            self._fleet.close()
+            if self._children is not None:
+                await self._children.stop(self._options.shutdown_timeout)
+        return 0
+
+    def _signalled(self, number: signal.Signals) -> None:
+        self._signals += 1
+        self._asked.set()
+        if self._signals > 1:
+            if self._children is not None:
+                self._children.kill()
+            os._exit(128 + number)
+
+    async def _announce(self, url: str) -> None:
+        """When a replica is up, or at once where they are not ours."""
+        while self._children is not None and not self._fleet.up and not self._asked.is_set():
+            await asyncio.sleep(POLL_SECONDS)
+        count = len(self._fleet.members)
+        if not self._asked.is_set():
+            self._say(f"serving {count} replicas at {url}/v1 (policy {self._options.policy})")
+
+    async def _drain(self) -> None:
+        """Let what is here finish, up to the deadline."""
+        self._api.draining = True
+        end = time.monotonic() + self._options.shutdown_timeout
+        if self._fleet.router.live:
+            self._say(f"stopping: {len(self._fleet.router.live)} requests get up to {end - time.monotonic():.0f} s")
+        while self._fleet.router.live and time.monotonic() < end:
+            await asyncio.sleep(POLL_SECONDS)
+        for member in self._fleet.members.values():
+            for recall in list(member.recall.values()):
+                recall("the router stopped before the request was complete")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                while self._fleet.router.live:
+                    await asyncio.sleep(POLL_SECONDS)
+
+    async def _lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_SECONDS
+            await asyncio.sleep(LAG_SECONDS)
+            self._metrics.fold(LoopLag(max(0.0, loop.time() - due)))
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            for connection in list(self._server.server_state.connections):
+                connection.sweep(time.monotonic())  # type: ignore[union-attr]
