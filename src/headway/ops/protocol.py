@@ -320,6 +320,11 @@ class Backend(LogitOps, Protocol):
         """Number format it multiplies most weights in, as hardware profiles name them: "fp32", "bf16", "int8"."""
         ...
 
+    @property
+    def build(self) -> str:
+        """Changes with whatever decides the bits of its results besides weights and inputs: kernels, their version."""
+        ...
+
     def held_as(self, format: str, head: bool = False) -> str:
         """The format in which it computes with a matrix stored in `format`, as step-time profiles name it. head: it is
         the output matrix."""
@@ -357,6 +362,14 @@ class Backend(LogitOps, Protocol):
 
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy cache blocks (src, dst) in every layer of a group."""
+        ...
+
+    def read_block(self, group: int, block: int, to: np.ndarray) -> None:
+        """Copy a block of every layer of a group into `to`, uint8 [`block_bytes`], in this backend's own order."""
+        ...
+
+    def write_block(self, group: int, block: int, data: np.ndarray) -> None:
+        """Put what `read_block` gave into a block."""
         ...
 
     def compile(self, forward: Forward) -> Program:

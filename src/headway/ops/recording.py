@@ -76,6 +76,7 @@ class RecordingBackend:
         self.deterministic = inner.deterministic
         self.kv_format = inner.kv_format
         self.kv_dtype_bytes = inner.kv_dtype_bytes
+        self.build = inner.build
         self.recorded = 0
         self._layout: CacheLayout | None = None
 
@@ -114,6 +115,12 @@ class RecordingBackend:
 
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
         self._inner.copy_blocks(group, pairs)
+
+    def read_block(self, group: int, block: int, to: np.ndarray) -> None:
+        self._inner.read_block(group, block, to)
+
+    def write_block(self, group: int, block: int, data: np.ndarray) -> None:
+        self._inner.write_block(group, block, data)
 
     def adjust(
         self, logits: AnyLogits, numbers: Sequence[int], rows: Sequence[RowState], positions: Sequence[int]

@@ -7,7 +7,7 @@ an order that depends on it; `deterministic` says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -57,6 +57,7 @@ class ReferenceBackend(NumpyLogits):
     deterministic = False
     kv_format = "f32"
     kv_dtype_bytes = 4.0
+    build = f"numpy {np.__version__}"
     math = "fp32"
 
     def __init__(self, poison: bool = False) -> None:
@@ -121,6 +122,27 @@ class ReferenceBackend(NumpyLogits):
                 for source, target in pairs:
                     cache.keys[target] = cache.keys[source]
                     cache.values[target] = cache.values[source]
+
+    def read_block(self, group: int, block: int, to: np.ndarray) -> None:
+        for part, piece in self._parts(group, block, to):
+            piece[:] = part
+
+    def write_block(self, group: int, block: int, data: np.ndarray) -> None:
+        for part, piece in self._parts(group, block, data):
+            part[:] = piece
+
+    def _parts(self, group: int, block: int, whole: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The keys and values of a block in each layer, and their places in the block as a whole."""
+        numbers, at = whole.view(np.float32), 0
+        for cache in self.caches.values():
+            if cache.group != group:
+                continue
+            latent = np.may_share_memory(cache.keys, cache.values)
+            for part in (cache.keys[block],) if latent else (cache.keys[block], cache.values[block]):
+                yield part, numbers[at : at + part.size].reshape(part.shape)
+                at += part.size
+        if at != numbers.size:
+            raise ValueError(f"a block of group {group} is not of this size")
 
     def compile(self, forward: Forward) -> Program:
         if self._layout is None:

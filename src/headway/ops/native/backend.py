@@ -12,6 +12,7 @@ the row: not on its neighbours, the chunk it came in, or the number of threads.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Sequence
@@ -101,6 +102,11 @@ class NativeBackend(NumpyLogits):
     def kernels(self) -> str:
         """Name of the instruction set in use."""
         return self._engine.kernels
+
+    @property
+    def build(self) -> str:
+        code = Path(self._module.__file__ or "").read_bytes()
+        return f"{self.kernels} {hashlib.blake2b(code, digest_size=16).hexdigest()}"
 
     @property
     def threads(self) -> int:
@@ -205,6 +211,12 @@ class NativeBackend(NumpyLogits):
 
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
         self._engine.copy_blocks(group, list(pairs))
+
+    def read_block(self, group: int, block: int, to: np.ndarray) -> None:
+        self._engine.read_block(group, block, to)
+
+    def write_block(self, group: int, block: int, data: np.ndarray) -> None:
+        self._engine.write_block(group, block, data)
 
     def mask(self, logits: Logits, numbers: Sequence[int], masks: np.ndarray, undoable: bool) -> Masking | None:
         """In place; what is not to be undone is not kept."""

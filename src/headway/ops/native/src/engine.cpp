@@ -67,6 +67,30 @@ void Engine::copy_blocks(int number, const std::vector<std::pair<int, int>>& pai
   }
 }
 
+// each(chunks of a block in a layer, their bytes, where they are in the block as a whole).
+template <class Each>
+void Engine::each_chunk(int number, int block, size_t size, Each&& each) {
+  const CacheGroup& group = groups.at(number);
+  if (block < 0 || block >= group.layout.blocks) throw std::invalid_argument("there is no such block in the cache");
+  if (size != block_bytes(group.layout, block_size)) throw std::invalid_argument("a block is not of this size");
+  size_t at = 0;
+  for (const Cache& cache : group.caches) {
+    const size_t heads = cache.heads, first = block * heads;
+    each(cache.key_at(first), heads * cache.key_chunk(), at);
+    at += heads * cache.key_chunk();
+    each(cache.value_at(first), heads * cache.value_chunk(), at);
+    at += heads * cache.value_chunk();
+  }
+}
+
+void Engine::read_block(int group, int block, uint8_t* to, size_t size) {
+  each_chunk(group, block, size, [to](void* chunk, size_t bytes, size_t at) { memcpy(to + at, chunk, bytes); });
+}
+
+void Engine::write_block(int group, int block, const uint8_t* from, size_t size) {
+  each_chunk(group, block, size, [from](void* chunk, size_t bytes, size_t at) { memcpy(chunk, from + at, bytes); });
+}
+
 std::pair<int, int> Engine::find(int layer) const {
   for (size_t g = 0; g < groups.size(); ++g) {
     const std::vector<int>& layers = groups[g].layout.layers;

@@ -277,6 +277,12 @@ NB_MODULE(_native, m) {
       .def("allocate", &Engine::allocate, "groups"_a, "block_size"_a)
       .def("block_bytes", &Engine::block_bytes, "group"_a, "block_size"_a)
       .def("copy_blocks", &Engine::copy_blocks, "group"_a, "pairs"_a)
+      .def("read_block", [](Engine& e, int group, int block, Changed<uint8_t, 1> to) {
+        e.read_block(group, block, to.data(), to.size());
+      })
+      .def("write_block", [](Engine& e, int group, int block, Array<uint8_t, 1> from) {
+        e.write_block(group, block, from.data(), from.size());
+      })
       .def("draw", &draw_tokens)
       .def("mask", &mask_logits)
       .def("probe_bandwidth", &probe_bandwidth, "bytes"_a, "rounds"_a)

@@ -62,6 +62,10 @@ class Engine {
   // What `allocate` takes for one block of a group.
   size_t block_bytes(const GroupLayout& group, int block_size) const;
   void copy_blocks(int group, const std::vector<std::pair<int, int>>& pairs);
+  // A block of every layer of a group, one after another, keys before values: out of the cache and back into it.
+  // Throws std::invalid_argument: no such block, or `size` is not its bytes.
+  void read_block(int group, int block, uint8_t* to, size_t size);
+  void write_block(int group, int block, const uint8_t* from, size_t size);
   // (group, index within the group) of a layer. Throws std::invalid_argument.
   std::pair<int, int> find(int layer) const;
   ForEach for_each();
@@ -75,6 +79,9 @@ class Engine {
   std::vector<CacheGroup> groups;
 
  private:
+  template <class Each>
+  void each_chunk(int group, int block, size_t size, Each&& each);
+
   std::vector<DrawMemory> draw_memory_;  // per worker
 };
 
