@@ -128,3 +128,22 @@ def test_the_recorded_run_replays_to_the_same_plans(llm: LLM, recording: Path) -
     outcome = replay(recording)
     assert outcome.difference is None
     assert outcome.steps > 50
+
+
+def test_a_restart_with_the_cache_on_disk_changes_no_bit(tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=12, logprobs=5)
+    runs = []
+    for _ in range(2):
+        with LLM(max_model_len=512, max_rows=2, kv_cache_gib=0.1, kv_disk=tmp_path, kv_disk_gib=0.5) as llm:
+            (completion,) = llm.generate(LONG * 3, params)
+            runs.append((completion.choices[0].tokens, completion.choices[0].logprobs, completion.cached_tokens))
+    (tokens, logprobs, cold), (again, same, warm) = runs
+    assert (again, same) == (tokens, logprobs)
+    assert cold == 0 and warm >= completion.prompt_tokens - 32
+    with LLM(max_model_len=512, max_rows=2, kv_cache_gib=0.1, kv="int8", kv_disk=tmp_path) as llm:
+        assert llm.generate(LONG * 3, params)[0].cached_tokens == 0  # kept apart
+
+
+def test_room_on_disk_needs_a_folder() -> None:
+    with pytest.raises(BadInput, match="--kv-disk-gib: 3 needs a folder: --kv-disk FOLDER"):
+        LLM(kv_disk_gib=3)

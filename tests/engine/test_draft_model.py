@@ -124,7 +124,7 @@ def plan_of(id: str, tokens: tuple[int, ...], blocks: tuple[int, ...], start: in
 def proposer(model: TinyModel) -> ModelProposer:
     twin, limits = TinyModel(NativeBackend(threads=1)), model.loop(proposer=None).scheduler.limits
     limits = type(limits)(**{name: getattr(limits, name) for name in limits.__struct_fields__} | {"max_drafts": 40})
-    return ModelProposer(twin.backend, twin._forward, twin._groups, limits, 0, 128)
+    return ModelProposer(twin.backend, twin._forward, twin.groups, limits, 0, 128)
 
 
 def test_it_promises_what_it_says_when_the_next_step_begins(model: TinyModel, proposer: ModelProposer) -> None:

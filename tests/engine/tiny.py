@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from headway.cache.tier import Tier
 from headway.core.clock import VirtualClock
 from headway.core.events import EventLog
 from headway.core.request import SamplingParams
 from headway.core.step import Capabilities
+from headway.engine.kv_disk import DiskTier
+from headway.engine.kv_files import BlockFiles
 from headway.engine.loop import EngineLoop
 from headway.engine.messages import Delta, Refusal, Submit
 from headway.executor.draft import ModelProposer
@@ -64,7 +67,7 @@ class TinyModel:
         prepared = {role: self.backend.prepare(weight) for role, weight in weights(noise).items()}
         self._forward = llama.build(CONFIG, prepared)
         kinds = [("full", (0, 1), None)] if window is None else [("full", (0,), None), ("window", (1,), window)]
-        self._groups = tuple(
+        self.groups = tuple(
             KVGroup(kind, layers, 2, 8, 8, window, dtype_bytes=self.backend.kv_dtype_bytes)
             for kind, layers, window in kinds
         )
@@ -80,26 +83,31 @@ class TinyModel:
         proposer: Proposer | None = None,
         draft: TinyModel | None = None,
         mode: str = "coupled",
-        **scheduler: Any,
+        disk: tuple[BlockFiles, Tier] | None = None,
+        **options: Any,
     ) -> EngineLoop:
         limits = Capabilities(
             block_size=4,
-            blocks=(blocks,) * len(self._groups),
-            windows=tuple(group.window for group in self._groups),
+            blocks=(blocks,) * len(self.groups),
+            windows=tuple(group.window for group in self.groups),
             max_rows=max_rows,
             max_tokens_per_step=256,
             max_model_len=256,
             max_drafts=0 if proposer is None and draft is None else 40,
         )
         if draft is not None:
-            proposer = ModelProposer(draft.backend, draft._forward, draft._groups, limits, 0, 256, mode)
+            proposer = ModelProposer(draft.backend, draft._forward, draft.groups, limits, 0, 256, mode)
+        log, clock = log or EventLog(), VirtualClock()
+        key = b"test" * 8 if disk is None else disk[0].key
+        scheduler = Scheduler(limits, key=key, log=log, verify=True, tier=disk and disk[1], **options)
         return EngineLoop(
-            Scheduler(limits, key=b"test" * 8, log=log, verify=True, **scheduler),
-            ModelExecutor(self.backend, self._forward, self._groups, limits, None, grammars, proposer, mode),
-            VirtualClock(),
+            scheduler,
+            ModelExecutor(self.backend, self._forward, self.groups, limits, None, grammars, proposer, mode),
+            clock,
             VOCAB,
             eos_ids=eos_ids,
             grammars=grammars,
+            tier=disk and DiskTier(*disk, scheduler, self.backend, clock.now, log),
         )
 
 

@@ -215,6 +215,8 @@ def test_memory_and_threads_are_divided(infos: dict[str, ModelInfo], monkeypatch
     left = 6 - (2 + small + 2 * PROCESS / GIB)
     assert one.memory_gib == pytest.approx(small + PROCESS / GIB + left / 2)
     assert two.memory_gib == pytest.approx(2 + PROCESS / GIB + left / 2)
+    disks = [one.kv_disk_gib for one in divided(EngineOptions(kv_disk="folder"), infos).values()]
+    assert disks == [5.0, 5.0]
     alone = {"two": infos["two"]}
     assert divided(EngineOptions(), alone)["two"] == EngineOptions(model=str(infos["two"].path))
 

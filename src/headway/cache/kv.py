@@ -6,10 +6,12 @@ per position serves all of them; a pool maps the name to its own block id.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from functools import partial
 
 from headway.cache.hashing import BlockHasher
 from headway.cache.pool import BlockCounter, BlockPool
+from headway.cache.tier import Reach, Tier, TierKey
 from headway.core.step import Capabilities, blocks_held
 
 
@@ -50,10 +52,21 @@ class KVCache:
         ttl: time-to-live of a block nobody holds, ps; None = until its place is needed.
         verify: compare tokens on every hit (debug); the 128-bit keyed name is trusted otherwise.
         reuse: name blocks and keep them; otherwise they are only counted.
+        tier: where blocks go that are evicted; None = nowhere.
+
+    Attributes:
+        evicted: (group, block, name) of blocks that lost their names while there is a tier. Whoever keeps their content
+            there takes them before the next step overwrites it.
     """
 
     def __init__(
-        self, limits: Capabilities, key: bytes, ttl: int | None = None, verify: bool = False, reuse: bool = True
+        self,
+        limits: Capabilities,
+        key: bytes,
+        ttl: int | None = None,
+        verify: bool = False,
+        reuse: bool = True,
+        tier: Tier | None = None,
     ) -> None:
         self.reuse = reuse
         self.block_size = limits.block_size
@@ -62,8 +75,13 @@ class KVCache:
         self.windowed = any(window is not None for window in limits.windows)
         self.hasher = BlockHasher(limits.block_size, key)
         self.pools: tuple[BlockPool, ...] = tuple(
-            BlockPool(size, ttl, self._count, self._uncount) if reuse else BlockCounter(size) for size in limits.blocks
+            BlockPool(size, ttl, self._count, self._uncount, partial(self._evict, group) if tier is not None else None)
+            if reuse
+            else BlockCounter(size)
+            for group, size in enumerate(limits.blocks)
         )
+        self.tier = tier
+        self.evicted: list[tuple[int, int, bytes]] = []
         self.known: dict[bytes, Known] = {}
         self.children: dict[bytes, dict[bytes, None]] = {}  # parent -> names, in order of first appearance
         self._most_new = limits.max_tokens_per_step * limits.max_in_flight  # planned, and not yet trimmed behind
@@ -92,12 +110,7 @@ class KVCache:
         A window group needs only the blocks that the first computed token looks back on; the hit shrinks until
         those are there. Takes nothing: `BlockTable.adopt` does.
         """
-        length = len(names)
-        for pool, window in zip(self.pools, self.windows, strict=True):
-            if window is None:
-                length = next((i for i in range(length) if names[i] not in pool.by_name), length)
-        if self.windowed:
-            length = self._shrink_to_windows(names[:length])
+        length = self._longest(names, [pool.by_name for pool in self.pools])
         if self._verify:
             self._compare(names[:length], tokens)
         first = [self.first_needed(group, length * self.block_size) for group in range(len(self.pools))]
@@ -107,14 +120,43 @@ class KVCache:
         ]
         return Hit(length, first, tuple(blocks))
 
-    def _shrink_to_windows(self, names: Sequence[bytes]) -> int:
+    def reach(self, names: Sequence[bytes]) -> Reach:
+        """The longest prefix that memory and tier hold together, and memory has room for. Takes nothing."""
+        if self.tier is None:
+            return Reach(0, [], 0)
+        homes = [_Either(pool.by_name, self.tier, group) for group, pool in enumerate(self.pools)]
+        room = min(
+            (_room(pool, names) for pool, window in zip(self.pools, self.windows, strict=True) if window is None),
+            default=len(names),
+        )
+        length = self._longest(names[:room], homes)
+        first = [self.first_needed(group, length * self.block_size) for group in range(len(self.pools))]
+        if any(length - f > _room(pool, names[f:length]) for f, pool in zip(first, self.pools, strict=True)):
+            return Reach(0, [], 0)
+        loads = [
+            (group, index)
+            for index in range(length)
+            for group, pool in enumerate(self.pools)
+            if index >= first[group] and names[index] not in pool.by_name
+        ]
+        return Reach(length, loads, sum(self.tier.size(TierKey(names[index], group)) for group, index in loads))
+
+    def _longest(self, names: Sequence[bytes], homes: Sequence[Container[bytes]]) -> int:
+        """Length of the longest prefix whose needed blocks are all in the home of their group."""
+        length = len(names)
+        for home, window in zip(homes, self.windows, strict=True):
+            if window is None:
+                length = next((i for i in range(length) if names[i] not in home), length)
+        return self._shrink_to_windows(names[:length], homes) if self.windowed else length
+
+    def _shrink_to_windows(self, names: Sequence[bytes], homes: Sequence[Container[bytes]]) -> int:
         """The largest length such that every window group holds an unbroken run of blocks back to what is needed."""
         windowed = [group for group, window in enumerate(self.windows) if window is not None]
         run = dict.fromkeys(windowed, 0)
         best = 0
         for index, name in enumerate(names):
             for group in windowed:
-                run[group] = run[group] + 1 if name in self.pools[group].by_name else 0
+                run[group] = run[group] + 1 if name in homes[group] else 0
             length = index + 1
             if all(run[g] >= length - self.first_needed(g, length * self.block_size) for g in windowed):
                 best = length
@@ -133,6 +175,19 @@ class KVCache:
             self.known[name] = Known(parent, payload)
             self.children.setdefault(parent, {})[name] = None
 
+    def refresh(self, names: Sequence[bytes], now: int) -> None:
+        """A prefix is about to be used: those of its blocks that nobody owns become the most recently used, its end
+        before its start."""
+        for name in reversed(names):
+            for pool in self.pools:
+                block = pool.by_name.get(name)
+                if block is not None:
+                    pool.share(block)
+                    pool.release(block, max(now, next(reversed(pool.cached.values()), now)))
+
+    def _evict(self, group: int, block: int, name: bytes) -> None:
+        self.evicted.append((group, block, name))
+
     def _count(self, name: bytes) -> None:
         self.known[name].pools += 1
 
@@ -145,3 +200,20 @@ class KVCache:
             del siblings[name]
             if not siblings:
                 del self.children[known.parent]
+
+
+class _Either:
+    """The names of a group that lead to a block in memory or in the tier."""
+
+    __slots__ = ("_by_name", "_group", "_tier")
+
+    def __init__(self, by_name: dict[bytes, int], tier: Tier, group: int) -> None:
+        self._by_name, self._tier, self._group = by_name, tier, group
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name or (name, self._group) in self._tier
+
+
+def _room(pool: BlockPool, names: Sequence[bytes]) -> int:
+    """How many of these blocks a pool could hold at once: those that are owned have their place."""
+    return pool.available + sum(pool.refs[pool.by_name[name]] > 0 for name in names if name in pool.by_name)

@@ -26,6 +26,7 @@ class BlockPool:
         size: number of blocks; ids are 0 to size - 1.
         ttl: how long an unheld block keeps its name, ps; None = until it is taken.
         on_named, on_forgotten: called when a name starts and stops leading to a block.
+        on_evicted: called with a block nobody holds, and the name it is about to lose. What it holds is still there.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class BlockPool:
         ttl: int | None = None,
         on_named: Callable[[bytes], None] | None = None,
         on_forgotten: Callable[[bytes], None] | None = None,
+        on_evicted: Callable[[int, bytes], None] | None = None,
     ) -> None:
         self.size = size
         self.refs = [0] * size
@@ -44,6 +46,7 @@ class BlockPool:
         self._ttl = ttl
         self._on_named = on_named
         self._on_forgotten = on_forgotten
+        self._on_evicted = on_evicted
 
     @property
     def available(self) -> int:
@@ -95,6 +98,14 @@ class BlockPool:
             if self._on_named:
                 self._on_named(name)
 
+    def put(self, name: bytes, now: int) -> int:
+        """A block for what `name` stands for, as the most recently used cached one. The name must lead to none yet, and
+        a block be available."""
+        block = self.take()
+        self.name(block, name)
+        self.release(block, now)
+        return block
+
     def start(self) -> PoolStart:
         """What it holds now, while nobody owns a block."""
         assert self.available == self.size, "a pool is described while nobody owns a block"
@@ -129,6 +140,8 @@ class BlockPool:
     def _forget(self, block: int) -> None:
         name = self.names[block]
         assert name is not None, "a cached block has a name"
+        if self._on_evicted:
+            self._on_evicted(block, name)
         del self.by_name[name]
         self.names[block] = None
         if self._on_forgotten:

@@ -8,6 +8,7 @@ positions   0 ........... trimmed ........... sealed ......... computed ....... 
 pool  -- grow -->  table       blank blocks to write into
 pool  -- adopt --> table       a prefix hit: shared blocks, read only
 table -- fork -->  table       the same between two choices of one prompt; the part-filled block is copied
+tier  -- load -->  pool        a block of the prefix comes back; nobody owns it yet
 table -- seal -->  table+pool  a full block gets its name; the table still owns it
 table -- trim -->  pool        blocks behind the window
 table -- release-> pool        everything; idempotent. Finish, cancel, preempt, failure: all are this.
@@ -115,6 +116,14 @@ class BlockTable:
     def lookup(self, tokens: Sequence[int]) -> Hit:
         """The reusable prefix, capped below the last token: that one is always computed, to have its logits."""
         return self._cache.lookup(self.name_blocks(tokens, (len(tokens) - 1) // self._cache.block_size), tokens)
+
+    def load(self, tokens: Sequence[int], group: int, index: int, now: int) -> int:
+        """A cached block for full block `index`, whose content somebody is about to write -> the block."""
+        payload = self._payload(tokens, index)
+        self._extend_names(tokens, index)
+        name, parent = self._name(index, payload)
+        self._cache.remember(name, parent, payload)
+        return self._cache.pools[group].put(name, now)
 
     def adopt(self, hit: Hit) -> None:
         """Share the blocks of a hit. The table must be empty."""

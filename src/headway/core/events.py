@@ -87,6 +87,47 @@ class Admitted(Event, frozen=True, kw_only=True, tag="admitted"):
     waited: int
 
 
+class BlocksAwaited(Event, frozen=True, kw_only=True, tag="blocks_awaited"):
+    """A request that was just queued waits until blocks of its prompt are back from the cache's second tier.
+
+    Attributes:
+        blocks: which, (KV group, index in the prompt) each.
+    """
+
+    id: str
+    blocks: tuple[tuple[Count, Count], ...]
+
+
+class BlocksLoaded(Event, frozen=True, kw_only=True, tag="blocks_loaded"):
+    """Blocks came back for a request, into the cache; nobody owns them yet.
+
+    Attributes:
+        blocks: which, as in `BlocksAwaited`.
+        bytes: of them. seconds: that it took.
+        last: the request waits no longer, whether or not all are there. failed: because one was missing or damaged.
+    """
+
+    id: str
+    blocks: tuple[tuple[Count, Count], ...]
+    bytes: Count = 0
+    seconds: float = 0.0
+    last: bool = False
+    failed: bool = False
+
+
+class BlocksSaved(Event, frozen=True, kw_only=True, tag="blocks_saved"):
+    """Evicted blocks went to the cache's second tier.
+
+    Attributes:
+        blocks, bytes: how many it took. dropped: those it could not take. failed: earlier ones that were not written.
+    """
+
+    blocks: Count = 0
+    bytes: Count = 0
+    dropped: Count = 0
+    failed: Count = 0
+
+
 class FirstToken(Event, frozen=True, kw_only=True, tag="first_token"):
     """A request has its first token, `waited` ps after it arrived (time to first token, queue included)."""
 
@@ -205,6 +246,9 @@ class Idle(Event, frozen=True, kw_only=True, tag="idle"):
 AnyEvent = (
     Queued
     | Refused
+    | BlocksAwaited
+    | BlocksLoaded
+    | BlocksSaved
     | Admitted
     | FirstToken
     | Preempted

@@ -16,6 +16,7 @@ import msgspec
 from threadpoolctl import ThreadpoolController
 
 from headway import __version__
+from headway.cache.tier import Tier
 from headway.core.clock import to_ps
 from headway.core.errors import BadInput, ModelFileError
 from headway.core.events import EventLog, Fold, Header
@@ -24,6 +25,7 @@ from headway.core.request import SamplingParams
 from headway.core.step import Capabilities
 from headway.engine.draft_model import PROPOSERS, DraftModel, load_draft
 from headway.engine.event_file import EventWriter
+from headway.engine.kv_disk import PENDING, DiskTier, open_disk
 from headway.engine.loop import EngineLoop
 from headway.engine.machine import free_memory, usable_cores, wall_clock
 from headway.engine.options import EngineOptions
@@ -124,7 +126,16 @@ class Engine:
         }
         times = predicted.get(self.step_times) or (self.timing.text() if self.timing else "")
         own = [("step times", times), ("steps", self.pacing.text)]
-        return [*self.memory.lines(), *own, *self.draft_lines(), *self.sampling_lines(), *self.adapter_lines()]
+        own += [*self.disk_lines(), *self.draft_lines()]
+        return [*self.memory.lines(), *own, *self.sampling_lines(), *self.adapter_lines()]
+
+    def disk_lines(self) -> list[tuple[str, str]]:
+        """What the prefix cache has on disk."""
+        tier = self.loop.scheduler.cache.tier
+        if tier is None:
+            return []
+        held = tier.blocks * self.options.block_size // len(self.shape.groups)
+        return [("cache on disk", f"{held} tokens, {tier.bytes / GIB:.2f} of {tier.limit / GIB:g} GiB")]
 
     def draft_lines(self) -> list[tuple[str, str]]:
         """Who proposes drafts, and how they are verified."""
@@ -299,6 +310,7 @@ def build_engine(
     """
     backend, threads = _backend(options)
     free = free_memory() if options.memory_gib is None else min(free_memory(), int(options.memory_gib * GIB))
+    free -= 0 if options.kv_disk is None else PENDING
     source = DEFAULT_MODEL if options.model is None else options.model
     opened = open_model(source, progress, options.chat_template)
     tokenizer = Tokenizer(opened.info.tokenizer, cache=merges_folder())
@@ -353,10 +365,20 @@ def build_engine(
         measured = msgspec.to_builtins(profile) if known else {"costs": msgspec.to_builtins(pacing.costs)}
         header = _header(options, limits, pacing, measured, regime, config, drafter)
         log.subscribe(resources.enter_context(make_writer(Path(options.event_log), header)))
+    files = tier = None
+    if options.kv_disk is not None:
+        layout = CacheLayout(model.shape.groups, limits.blocks, limits.block_size)
+        files, tier = open_disk(opened, options, backend, layout)
+        resources.callback(files.close)
+    key = secrets.token_bytes(32) if files is None else files.key
+    clock = wall_clock()
+    models = [one.model for one in seen]
+    scheduler = _scheduler(options, limits, pacing, steps, models, regime, log, drafter, key, tier)
+    disk = None if files is None or tier is None else DiskTier(files, tier, scheduler, backend, clock.now, log)
     loop = EngineLoop(
-        scheduler=_scheduler(options, limits, pacing, steps, [one.model for one in seen], regime, log, drafter),
+        scheduler=scheduler,
         executor=executor,
-        clock=wall_clock(),
+        clock=clock,
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer,
         eos_ids=tokenizer.eos_ids,
@@ -365,6 +387,7 @@ def build_engine(
         grammars=grammars,
         regimes=watch,
         pooling=model.info.pooling,
+        tier=disk,
     )
     resources.callback(loop.close)
     for name, path in options.loras.items():
@@ -423,10 +446,12 @@ def _scheduler(
     regime: int,
     log: EventLog,
     drafter: FixedCosts | None,
+    key: bytes,
+    tier: Tier | None,
 ) -> Scheduler:
     return Scheduler(
         limits,
-        key=secrets.token_bytes(32),
+        key=key,
         policy=policy_named(options.policy),
         budget=pacing.budget,
         model=steps,
@@ -439,6 +464,7 @@ def _scheduler(
         max_ttft=options.max_ttft,
         ttft=None if options.ttft_target is None else to_ps(options.ttft_target),
         drafter=drafter,
+        tier=tier,
     )
 
 

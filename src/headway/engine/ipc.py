@@ -27,6 +27,7 @@ from headway.engine.picture import Picture
 from headway.shape.model import ModelShape
 
 MAX_MESSAGE = 64 << 20  # bytes: a million-token prompt is 5 MiB
+SAVE_SECONDS = 20.0  # that an engine takes at most, when it stops, to write its cache to disk
 MAX_SOCKET_PATH = 100  # bytes: the kernel's limit on a socket's path is 104 (macOS) or 108 (Linux)
 
 
@@ -42,6 +43,7 @@ class Status(msgspec.Struct, frozen=True, gc=False):
         used: owned by requests.
         cached: owned by nobody, but holding a prefix that can be reused.
         block_size: tokens per block.
+        disk_blocks, disk_bytes, disk_limit: in the cache's second tier, and how many bytes may be; 0 without one.
         events_lost: events that the event log could not take, since the start.
         wait: seconds that a request arriving now would wait for its first blocks, as far as is known.
         blocked: why the first waiting request waits: "rows", "blocks", "budget", "prefix", "preempting", "policy"; ""
@@ -52,6 +54,9 @@ class Status(msgspec.Struct, frozen=True, gc=False):
     used: int = 0
     cached: int = 0
     block_size: int = 32
+    disk_blocks: int = 0
+    disk_bytes: int = 0
+    disk_limit: int = 0
     events_lost: int = 0
     wait: float = 0.0
     blocked: str = ""

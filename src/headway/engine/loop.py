@@ -25,6 +25,7 @@ from headway.core.pooling import GENERATES, PoolingConfig, check_use
 from headway.core.receipts import Receipts
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import StepPlan, StepResult
+from headway.engine.kv_disk import DiskTier
 from headway.engine.messages import Cancel, Delta, Explain, Refusal, Submit
 from headway.engine.picture import Picture, picture
 from headway.engine.regimes import RegimeWatch
@@ -53,6 +54,7 @@ class EngineLoop:
         grammars: those that requests are bound to; None = the engine takes none.
         pooling: what the model makes of whole texts.
         regimes: the fold that knows the machine's regime; None = steps are predicted by one model.
+        tier: the prefix cache's second one; None = evicted prefixes are forgotten.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class EngineLoop:
         grammars: Grammars | None = None,
         regimes: RegimeWatch | None = None,
         pooling: PoolingConfig = GENERATES,
+        tier: DiskTier | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -77,6 +80,7 @@ class EngineLoop:
         self._receipts = receipts
         self.grammars = grammars
         self._regimes = regimes
+        self._tier = tier
         self._pooling = pooling
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
@@ -222,6 +226,8 @@ class EngineLoop:
             raise EngineDead(f"the last {self._failures} steps all failed; the log has their tracebacks")
         if self._regimes is not None and not self._plans and (news := self._regimes.news(self.clock.now())) is not None:
             self.scheduler.enter_regime(news)
+        if self._tier is not None:
+            self._tier.turn()
         failure = self._hand_out()
         if not self._plans:
             none = StepResult(step=-1)
@@ -246,6 +252,8 @@ class EngineLoop:
         while len(self._plans) < self.scheduler.limits.max_in_flight:
             begin = self.clock.now()
             plan = self.scheduler.plan(begin)
+            if self._tier is not None:
+                self._tier.save()
             self._unreported += self.clock.now() - begin
             if plan.empty:
                 break
@@ -321,6 +329,8 @@ class EngineLoop:
         )
 
     def close(self) -> None:
+        if self._tier is not None:
+            self._tier.close()
         self.executor.close()
         if self.grammars is not None:
             self.grammars.close()

@@ -150,8 +150,25 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = "coupled"
     prefix_ttl: Annotated[
         float,
-        Option("Seconds after which an unused cached prefix is forgotten.", above=0, most=MAX_SECONDS, panel=CACHE),
+        Option(
+            "Seconds after which an unused cached prefix is forgotten, or with --kv-disk is there alone.",
+            above=0,
+            most=MAX_SECONDS,
+            panel=CACHE,
+        ),
     ] = 1800.0
+    kv_disk: Annotated[
+        str | None,
+        Option(
+            "Folder for prefixes that the KV cache has no room for, and at the end for all it holds. They come back "
+            "when a prompt begins like them, after a restart too. Default: they are forgotten.",
+            panel=CACHE,
+        ),
+    ] = None
+    kv_disk_gib: Annotated[
+        float | None,
+        Option("Most GiB in the folder of --kv-disk; default: 10. The longest unused go first.", above=0, panel=CACHE),
+    ] = None
     policy: Annotated[
         str,
         Option(
@@ -244,6 +261,8 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Options.__post_init__(self)
         if self.group is not None and self.weights == "stored":
             raise BadInput("--group", f"{self.group} needs --weights int8 or int4; stored weights keep their groups")
+        if self.kv_disk_gib is not None and self.kv_disk is None:
+            raise BadInput("--kv-disk-gib", f"{self.kv_disk_gib:g} needs a folder: --kv-disk FOLDER")
         if len(self.loras) > self.lora_room:
             raise BadInput("--max-loras", f"{self.lora_room} are fewer than the {len(self.loras)} that --lora names")
 
@@ -268,6 +287,11 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def lora_room(self) -> int:
         """How many adapters may be loaded at once; 0 = the model takes none."""
         return len(self.lora) if self.max_loras is None else self.max_loras
+
+    @property
+    def disk_gib(self) -> float:
+        """Most GiB of the cache's second tier, if there is one."""
+        return 10.0 if self.kv_disk_gib is None else self.kv_disk_gib
 
     @property
     def queue(self) -> QueueBound:

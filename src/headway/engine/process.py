@@ -280,12 +280,15 @@ def _end_if_hung(host: Host, seconds: float) -> None:
 
 def cache_status(cache: KVCache) -> Status:
     """The blocks of all KV groups together."""
-    pools = cache.pools
+    pools, tier = cache.pools, cache.tier
     return Status(
         blocks=sum(pool.size for pool in pools),
         used=sum(pool.size - pool.available for pool in pools),
         cached=sum(len(pool.cached) for pool in pools),
         block_size=cache.block_size,
+        disk_blocks=0 if tier is None else tier.blocks,
+        disk_bytes=0 if tier is None else tier.bytes,
+        disk_limit=0 if tier is None else tier.limit,
     )
 
 

@@ -18,7 +18,8 @@ def divided(options: EngineOptions, models: Mapping[str, ModelInfo]) -> dict[str
     """The options of each model's engine, by name. Of one, they are `options`.
 
     Memory: each may use what its weights and its process need, and an equal part of the rest; its cache comes out of
-    that. Threads: an equal part of the cores, unless `--threads` says how many each has.
+    that. Disk: an equal part of `--kv-disk-gib`. Threads: an equal part of the cores, unless `--threads` says how many
+    each has.
 
     Args:
         options: of all of them. Of several models, `lora` says which one's an adapter is: MODEL/NAME=PATH.
@@ -39,6 +40,8 @@ def divided(options: EngineOptions, models: Mapping[str, ModelInfo]) -> dict[str
         problem = f"{what} and processes of {', '.join(models)} take {sum(needs) / GIB:.2f} GiB together"
         raise BadInput("model", f"{problem}; {usable / GIB:.2f} may be used")
     threads = options.threads or max(1, usable_cores() // len(models))
+    if options.kv_disk is not None:
+        options = replace(options, kv_disk_gib=options.disk_gib / len(models))
     adapters = _by_model(options, models)
     return {
         name: replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections import Counter
@@ -133,6 +134,16 @@ class OpenModel:
     info: ModelInfo
     checkpoint: Checkpoint
     decoder: Decoder
+
+    def identity(self) -> str:
+        """Changes with the model's files (see `File.identity`) and with how they are understood."""
+        digest = hashlib.blake2b(repr(self.info.config).encode(), digest_size=16)
+        for name, weight in self.decoder.weights.items():
+            origins = [origin.file_identity() for origin in weight.origins]
+            digest.update(repr((name, weight.name, weight.shape, weight.format, origins)).encode())
+            if not origins:
+                digest.update(weight.dequantise().tobytes())
+        return digest.hexdigest()
 
     def prepare(
         self,

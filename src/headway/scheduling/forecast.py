@@ -46,7 +46,8 @@ class Forecast:
         if request.params.prompt_logprobs is not None:
             return request.prompt_len
         table = BlockTable(self._state.cache, request.namespace, request.adapter, request.prompt_len)
-        return request.prompt_len - table.lookup(request.tokens).length * self._state.cache.block_size
+        hit, cache = table.lookup(request.tokens), self._state.cache
+        return request.prompt_len - max(hit.length, cache.reach(table.names).length) * cache.block_size
 
     def prompts(self, tokens: int) -> float:
         """Seconds of so many prompt tokens beside the decodes that run now; 0 if nothing is known."""

@@ -62,19 +62,21 @@ def check_places(state: State) -> None:
     """A live request is in exactly one place, and only running ones own blocks."""
     waiting, running = list(state.queue), state.running
     forking = [fork for row in state.rows.values() for fork in row.forks]
-    places = {Place.WAITING: waiting, Place.RUNNING: running, Place.FORKING: forking}
+    loading = [row for row, _ in state.loads.values()]
+    places = {Place.WAITING: waiting, Place.RUNNING: running, Place.FORKING: forking, Place.LOADING: loading}
     assert all(row.place is place for place, rows in places.items() for row in rows), "law: a row knows its place"
-    everywhere = waiting + running + forking
+    outside = waiting + forking + loading
+    everywhere = running + outside
     assert len(everywhere) == len(state.rows), "law: a request is in exactly one place"
     assert all(state.rows.get(row.request.id) is row for row in everywhere), "law: every placed row is live"
     assert all(row.request.finish is None for row in everywhere), "law: a finished request is nowhere"
     assert [row.rank for row in running] == sorted(row.rank for row in running), "law: running is sorted by rank"
     assert all(fork.parent is row for row in everywhere for fork in row.forks), "law: a choice waits for its parent"
     assert sorted(state.queue.unordered(), key=lambda row: row.order) == waiting, "law: both orders hold all"
-    assert state.waiting_tokens == sum(row.request.prompt_len for row in waiting + forking), "law: the queue's size"
+    assert state.waiting_tokens == sum(row.request.prompt_len for row in outside), "law: the queue's size"
     choices = [row for rows in state.choices.values() for row in rows]
     assert sorted(map(id, choices)) == sorted(map(id, everywhere)), "law: every live row is a choice of its request"
-    for row in waiting + forking:
+    for row in outside:
         assert not any(row.table.blocks) and row.table.capacity == 0, f"law: only running rows own blocks ({row})"
         assert row.request.planned == 0 and not row.held, f"law: a waiting row has nothing computed ({row})"
 

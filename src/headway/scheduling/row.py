@@ -17,6 +17,7 @@ class Place(Enum):
     """The one collection a live request is in."""
 
     WAITING = "waiting"  # in the admission queue
+    LOADING = "loading"  # waits until blocks of its prompt are back from the cache's second tier
     FORKING = "forking"  # a choice that waits for its parent's prompt
     RUNNING = "running"  # holds blocks, planned step after step
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from headway.cache.kv import KVCache
+from headway.cache.tier import Tier
 from headway.core.bound import QueueBound
 from headway.core.errors import BadInput, Reject, Rejected
 from headway.core.events import Cancelled, EventLog, ExecutorReset, Header, Idle, Refused, Regime, StepPlanned
@@ -28,6 +29,7 @@ from headway.scheduling.digest import digest_of
 from headway.scheduling.drafting import Drafting
 from headway.scheduling.flight import Flight
 from headway.scheduling.forecast import Forecast
+from headway.scheduling.loading import LoadingDesk
 from headway.scheduling.pace import Pace
 from headway.scheduling.planning import Step
 from headway.scheduling.policies.chunked import CHUNKED
@@ -58,6 +60,7 @@ class Scheduler:
             simulations, whose executor never looks at one.
         ttft: ps in which a request should have its first token, for the policy `slo`; None = no target.
         drafter: step times of the model that drafts; None = there is none, or nobody knows them.
+        tier: the cache's second one; None = there is none.
 
     Raises:
         BadInput: the policy needs a step-time model.
@@ -82,13 +85,15 @@ class Scheduler:
         reuse: bool = True,
         ttft: int | None = None,
         drafter: StepTimeModel | None = None,
+        tier: Tier | None = None,
     ) -> None:
         if policy.predicts and model is None:
             raise BadInput("--policy", f"{policy.name} needs predicted step times; see `headway probe`")
         self.limits = limits
         self.policy = policy
-        self.cache = KVCache(limits, key, ttl, verify, reuse)
+        self.cache = KVCache(limits, key, ttl, verify, reuse, tier)
         self.state = State(limits, self.cache, log, max_wait, policy.strict_after, ttft)
+        self.loading = LoadingDesk(self.state, log)
         self.blocked = ""
         self.drafting = Drafting(limits.windows, drafter)
         self.pace = Pace(model if isinstance(model, RoutingModel) else None)
@@ -203,6 +208,7 @@ class Scheduler:
             raise
         for choice in choices:
             self.state.add(choice)
+        self.loading.consider(self.state.rows[request.id], self._forecast)
         return tuple(choices)
 
     def cancel(self, id: str, now: int) -> None:

@@ -6,6 +6,8 @@
           '--> FORKING ---'      cancel, deadline, from anywhere ----'
          (choices 1..n-1 wait there until the prompt of choice 0 is computed)
 
+A request whose prompt goes on in the cache's second tier leaves WAITING for LOADING until those blocks are back.
+
 Only RUNNING rows own blocks. Those of a row that ends while plans are in flight are kept until the last of these is
 committed, because the executor may still write them.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -52,6 +55,7 @@ class State:
         choices: the live rows of a request, by its id.
         queue, running: the places; `running` is sorted by `Row.rank`. Choices that wait for a prompt are in its row's
             `forks`.
+        loads: rows that wait for blocks to be loaded, by id, and which: (group, index). First come, first served.
         waiting_tokens: prompt tokens of all rows that are not running.
         flights: plans whose results are not committed yet, oldest first.
         gone: ids the executor holds and must drop with the next plan.
@@ -76,6 +80,7 @@ class State:
         self.choices: dict[str, list[Row]] = {}
         self.queue = AdmissionQueue()
         self.running: list[Row] = []
+        self.loads: dict[str, tuple[Row, Sequence[tuple[int, int]]]] = {}
         self.waiting_tokens = 0
         self.flights: deque[Flight] = deque()
         self.gone: list[str] = []
@@ -140,6 +145,25 @@ class State:
             )
         return copies
 
+    def await_load(self, row: Row, loads: Sequence[tuple[int, int]], now: int) -> None:
+        """WAITING -> LOADING, until these blocks (group, index) are in memory."""
+        self.queue.remove(row)
+        row.place = Place.LOADING
+        self.loads[row.request.id] = row, loads
+        self._refresh(row, loads, now)
+
+    def loaded(self, row: Row, now: int) -> None:
+        """LOADING -> WAITING, in its old place in the order."""
+        _, loads = self.loads.pop(row.request.id)
+        self._refresh(row, loads, now)
+        row.place = Place.WAITING
+        self.queue.push(row)
+
+    def _refresh(self, row: Row, loads: Sequence[tuple[int, int]], now: int) -> None:
+        """What memory has of the prefix up to the last of these blocks is kept longest."""
+        count = 1 + max([index for _, index in loads], default=-1)
+        self.cache.refresh(row.table.name_blocks(row.request.tokens, count), now)
+
     def outgrown(self, row: Row) -> bool:
         """Whether a running row knows so many tokens by now that all of it is computed with other positions."""
         return self.cache.is_long(len(row.request.tokens)) and not row.table.long
@@ -173,6 +197,8 @@ class State:
             self.waiting_tokens -= request.prompt_len
             if row.place is Place.WAITING:
                 self.queue.remove(row)
+            elif row.place is Place.LOADING:
+                del self.loads[request.id]
             elif row.parent is not None:
                 row.parent.forks.remove(row)
         self._forget(row)

@@ -13,6 +13,7 @@ from headway.core.errors import BadInput, EngineDead, HeadwayError
 from headway.core.events import Admitted, AnyEvent
 from headway.core.receipts import Receipt
 from headway.engine.ipc import (
+    SAVE_SECONDS,
     Adapters,
     Answered,
     Channel,
@@ -293,7 +294,7 @@ class EngineLink:
         if not self.dead:
             try:
                 self._channel.send(Stop())
-                async with asyncio.timeout(STOP_SECONDS):
+                async with asyncio.timeout(STOP_SECONDS + (SAVE_SECONDS if self.status.disk_limit else 0)):
                     await self._process.wait()
             except (TimeoutError, EngineDead):
                 self._process.kill()

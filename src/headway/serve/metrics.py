@@ -7,6 +7,7 @@ Gateway API's endpoint picker) are repeated under their `vllm:` name with the sa
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -149,6 +150,8 @@ class _Seen:
     prompt_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    disk: Counter[str] = field(default_factory=Counter)  # what moved between the cache and its second tier
+    disk_seconds: float = 0.0
     predicted: int = 0
     recent_ratio: float = 1.0
     recent_error: float = 0.0
@@ -188,6 +191,9 @@ class Metrics:
             events.Finished: self._finished,
             events.StepDone: self._step,
             events.Regime: self._regime,
+            events.BlocksAwaited: self._loading,
+            events.BlocksLoaded: self._loaded,
+            events.BlocksSaved: self._saved,
             Receipt: self._bill,
         }
 
@@ -248,6 +254,18 @@ class Metrics:
     def _regime(self, event: events.Regime) -> None:
         self._seen.regime, self._seen.outside = event.regime, not event.inside
 
+    def _loading(self, event: events.BlocksAwaited) -> None:
+        self._seen.disk["hits"] += 1
+
+    def _loaded(self, event: events.BlocksLoaded) -> None:
+        moved = {"loaded": len(event.blocks), "loaded_bytes": event.bytes, "load_failures": int(event.failed)}
+        self._seen.disk.update(moved)
+        self._seen.disk_seconds += event.seconds
+
+    def _saved(self, event: events.BlocksSaved) -> None:
+        moved = {"saved": event.blocks, "saved_bytes": event.bytes, "dropped": event.dropped, "failed": event.failed}
+        self._seen.disk.update(moved)
+
     def _compare(self, ratio: float, steps: int) -> None:
         """A step took `ratio` times what was predicted. Weights fall off exponentially; at first it is a plain mean."""
         seen = self._seen
@@ -281,6 +299,22 @@ class Metrics:
         info = f'{label},block_size="{status.block_size}",num_gpu_blocks="{status.blocks}",num_cpu_blocks="0"'
         yield Series("vllm:cache_config_info", "gauge", "The KV cache.", info, 1)
 
+    def _disk(self, status: Status) -> Iterator[tuple[str, str, str, Any]]:
+        """The same of the cache's second tier."""
+        disk = self._seen.disk
+        yield "kv_disk_blocks", "gauge", "Blocks on disk.", status.disk_blocks
+        yield "kv_disk_bytes", "gauge", "Bytes in the folder, of other models too.", status.disk_bytes
+        yield "kv_disk_limit_bytes", "gauge", "Most bytes in the folder.", status.disk_limit
+        yield "kv_disk_hits_total", "counter", "Requests whose prompts went on on disk.", disk["hits"]
+        yield "kv_disk_loaded_blocks_total", "counter", "Blocks read back into the cache.", disk["loaded"]
+        yield "kv_disk_loaded_bytes_total", "counter", "Bytes of them.", disk["loaded_bytes"]
+        yield "kv_disk_load_seconds_total", "counter", "Time spent reading them.", self._seen.disk_seconds
+        yield "kv_disk_load_failures_total", "counter", "Blocks that were missing or damaged.", disk["load_failures"]
+        yield "kv_disk_saved_blocks_total", "counter", "Evicted blocks that went to disk.", disk["saved"]
+        yield "kv_disk_saved_bytes_total", "counter", "Bytes of them.", disk["saved_bytes"]
+        lost = {f'reason="{why}"': disk[why] for why in ("dropped", "failed")}
+        yield "kv_disk_lost_blocks_total", "counter", "Evicted blocks without room to wait, or not written.", lost
+
     def _values(self, status: Status) -> Iterator[tuple[str, str, str, Any]]:
         """(name, kind, help, value)."""
         t, seen = self.totals, self._seen
@@ -305,6 +339,8 @@ class Metrics:
         yield "generation_tokens_total", counter, "Tokens generated.", t.emitted_tokens
         yield "prefix_cache_queries_total", counter, "Prompt tokens looked up.", seen.prefix_queries
         yield "prefix_cache_hits_total", counter, "Prompt tokens found in the cache.", seen.prefix_hits
+        if status.disk_limit:
+            yield from self._disk(status)
         yield "preemptions_total", counter, "Requests whose blocks were taken back.", t.preemptions
         yield "preempted_tokens_total", counter, "Computed tokens lost by preemption.", t.wasted_tokens
         yield "proposed_tokens_total", counter, "Draft tokens proposed, verified or not.", t.proposed_tokens

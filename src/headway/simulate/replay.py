@@ -18,6 +18,8 @@ from headway.core.errors import BadInput, HeadwayError
 from headway.core.events import (
     MOST_TOKENS,
     AnyEvent,
+    BlocksAwaited,
+    BlocksLoaded,
     Cancelled,
     ExecutorReset,
     Finished,
@@ -329,6 +331,10 @@ def _feed(scheduler: Scheduler, executor: ReplayExecutor, recording: Recording, 
             scheduler.commit(executor.collect(event.step), event.now)
         case ExecutorReset():
             scheduler.executor_reset(event.now)
+        case BlocksAwaited():
+            scheduler.loading.wait(event)
+        case BlocksLoaded():
+            scheduler.loading.load(event)
         case Regime():
             scheduler.enter_regime(event)
         case Idle():
