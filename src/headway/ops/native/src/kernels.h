@@ -26,13 +26,15 @@ struct Activations {
   uint16_t* bf16 = nullptr;    // [rows][stride]
   int8_t* q = nullptr;         // [rows][stride]
   size_t stride = 0;           // of bf16 and q, in elements
+  uint8_t* turned = nullptr;   // [rows][2 * stride], of paired kernels: per four inputs their magnitudes, and what turns codes
 
   // Inputs that share a scale are the weights' groups: x = scale * q.
   int group = 0;
   float* scale = nullptr;      // [rows][groups]; of groups up to LARGEST_STEPPED only paired kernels have it,
   int32_t* step = nullptr;     // and others this in its place: see HALF_STEP
   float* sum = nullptr;        // [rows][groups]: scale times the sum of q, what a group's minimum is multiplied by
-  int32_t* offset8 = nullptr;  // [rows][groups]: -zero times the sum of q, with the zero of 8-bit codes
+  int32_t* offset8 = nullptr;  // [rows][groups]: -zero times the sum of q, with the zero of 8-bit codes; of paired kernels what
+                               // turning codes takes from a group: the sum of the magnitudes of its negative q
   int32_t* offset6 = nullptr;  // the same for narrow ones, less what paired kernels take from those
   int32_t* offset4 = nullptr;  // the same for 4-bit codes
 
@@ -105,6 +107,7 @@ constexpr int NOISE_SPAN = 64;  // neighbouring token ids whose noise is made at
 struct Kernels {
   const char* name;
   bool bf16_dot;  // bf16 weights and caches take activations rounded to bf16
+  bool paired;    // of kernels_pairs.h: 8-bit codes take activations' magnitudes
 
   // acc[row][tiles * TILE] = rows [row, row + rows) of `a` times tiles [tile, tile + tiles), without the matrix's unit.
   // next_tile: what this thread will probably multiply next, to fetch it meanwhile; may lie past the end.

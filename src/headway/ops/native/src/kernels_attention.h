@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "kernels.h"
+#include "kernels_turn.h"
 #include "kernels_vector.h"
 
 namespace headway {
@@ -265,33 +266,6 @@ HW_INLINE void in_chunks(const Attend& t, const Range& range, int end, void* mem
       uint8_t *here = at(b, h), *next = h + 1 < t.heads ? at(b, h + 1) : b + 1 < range.last_block ? at(b + 1, 0) : here;
       fn(b, h, Chunk{here, used, next - here});
     }
-  }
-}
-
-// A latent cache's chunk as one of values, which are the first numbers of its keys: PAIRs of neighbouring numbers become
-// pairs of neighbouring tokens.
-template <class PAIR>
-void to_values(const Cache& c, const void* keys, int used, void* values) {
-  constexpr int HALF = 4 * sizeof(PAIR);  // bits of a number
-  constexpr PAIR LOW = ((PAIR)1 << HALF) - 1;
-  const PAIR* from = static_cast<const PAIR*>(keys);
-  PAIR* to = static_cast<PAIR*>(values);
-  const int pairs = (int)least(c.value_width, c.key_width) / 2;
-  for (int s = 0; s < used; s += 2, to += c.value_width) {
-    for (int i = 0; i < pairs; ++i) {
-      const PAIR even = from[(size_t)i * c.slots + s], odd = from[(size_t)i * c.slots + s + 1];
-      to[2 * i] = (PAIR)((even & LOW) | odd << HALF);
-      to[2 * i + 1] = (PAIR)(even >> HALF | (odd & (PAIR)~LOW));
-    }
-  }
-}
-
-void float_to_values(const Cache& c, const void* keys, int used, void* values) {
-  const float* from = static_cast<const float*>(keys);
-  float* to = static_cast<float*>(values);
-  const int width = (int)least(c.value_width, c.key_width);
-  for (int s = 0; s < used; ++s) {
-    for (int d = 0; d < width; ++d) to[(size_t)s * c.value_width + d] = from[(size_t)d * c.slots + s];
   }
 }
 

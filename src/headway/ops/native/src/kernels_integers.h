@@ -11,6 +11,8 @@ namespace {
 
 constexpr int INTEGER_ROWS = Simd::ROWS;
 constexpr bool STEPS = true;  // small groups of activations have steps, see HALF_STEP
+constexpr bool PAIRED = false;
+HW_INLINE void store_turned(uint8_t*, Simd::I) {}
 
 // dots[row][vector] += codes of INPUTS inputs times activations. SMALL: 8-bit codes are at most 127.
 // Unrolled as a whole: in a loop GCC moves every sum from register to register.

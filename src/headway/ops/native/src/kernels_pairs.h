@@ -13,10 +13,15 @@ namespace {
 
 constexpr int INTEGER_ROWS = 4;
 constexpr bool STEPS = false;  // scales of activations are floats: to multiply by them takes no longer
+constexpr bool PAIRED = true;
 
 // How codes of a matrix meet activations within -127..127:
 //   nibbles  4 bits, 0..15                small  8 bits, 0..31: those with minima
-//   narrow   8 bits, 128 - 32..128 + 32   wide   8 bits, 128 - 127..128 + 127
+//   narrow   8 bits, 128 - 32..128 + 32   wide   8 bits, 128 - 128..128 + 127
+//
+// Wide codes are too large to be multiplied as unsigned numbers. So activations' magnitudes are, and codes become signed by
+// an exclusive or: with 128 code - 128, with 127, where the activation is negative, -(code - 128) - 1. The 1 is made good once
+// per group (offset8). Giving activations the signs of codes instead would keep the units busy that multiply.
 enum class Codes { nibbles, small, narrow, wide };
 constexpr int NARROW = 32;  // what narrow codes are at most from their zero
 
@@ -24,6 +29,10 @@ constexpr int NARROW = 32;  // what narrow codes are at most from their zero
 constexpr int added(Codes codes) { return codes == Codes::nibbles ? 8 : codes == Codes::small ? 4 : codes == Codes::narrow ? 2 : 1; }
 constexpr int V = 2;  // vectors of outputs at once
 constexpr int bytes(Codes codes) { return TILE / (codes == Codes::nibbles ? 2 : 1); }  // of an input of a tile
+constexpr int turns(Codes codes) { return codes == Codes::wide ? 2 : 1; }  // bytes of an input of a row
+
+// Eight activations as wide codes meet them, see Activations::turned.
+HW_INLINE void store_turned(uint8_t* to, Simd::I q) { Simd::store_magnitudes(to, q); }
 
 // 32-bit sums of QUADS times 4 inputs: += where they have begun, else = offsets +.
 template <Codes CODES, int QUADS, int ROWS>
@@ -32,20 +41,20 @@ HW_INLINE void add_quads(Simd::I (&dots)[ROWS][V], bool begun, const int32_t* of
   Simd::I pairs[ROWS][V];
 #pragma GCC unroll 8
   for (int k = 0; k < QUADS; ++k) {
-    Simd::I w[V], sign[V];
+    Simd::I w[V];
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
-      w[v] = sign[v] = Simd::load_i(codes + (CODES == Codes::nibbles ? k / 2 : k) * 4 * TILE + v * Simd::W * 4);
+      w[v] = Simd::load_i(codes + (CODES == Codes::nibbles ? k / 2 : k) * 4 * TILE + v * Simd::W * 4);
       if constexpr (CODES == Codes::nibbles) w[v] = k % 2 == 0 ? Simd::low_nibbles(w[v]) : Simd::high_nibbles(w[v]);
       if constexpr (CODES == Codes::narrow) w[v] = Simd::sub_bytes(w[v], 128 - NARROW);
-      if constexpr (CODES == Codes::wide) sign[v] = Simd::sub_bytes(w[v], 128), w[v] = Simd::magnitude_bytes(sign[v]);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; ++r) {
-      const Simd::I x = Simd::broadcast4(rows[r] + from + 4 * k);
+      const int8_t* at = rows[r] + (from + 4 * k) * turns(CODES);
+      const Simd::I x = Simd::broadcast4(at), turn = CODES == Codes::wide ? Simd::broadcast4(at + 4) : x;
 #pragma GCC unroll 2
       for (int v = 0; v < V; ++v) {
-        const Simd::I two = Simd::multiply_pairs(w[v], CODES == Codes::wide ? Simd::signed_like(x, sign[v]) : x);
+        const Simd::I two = CODES == Codes::wide ? Simd::multiply_pairs(x, Simd::xor_i(w[v], turn)) : Simd::multiply_pairs(w[v], x);
         pairs[r][v] = k == 0 ? two : Simd::add_16(pairs[r][v], two);
       }
     }
@@ -110,19 +119,21 @@ HW_INLINE void add_group(float (&sums)[ROWS][TILE], const uint8_t*& w, int input
     }
   }
 #pragma GCC unroll 4
-  for (int r = 0; r < ROWS; ++r) at.q[r] += inputs;
+  for (int r = 0; r < ROWS; ++r) at.q[r] += inputs * turns(CODES);
   ++at.scales, ++at.totals;
-  if constexpr (!MIN && CODES != Codes::wide) ++at.offsets;
+  if constexpr (!MIN) ++at.offsets;
 }
 
 template <Codes CODES, bool MIN, int GROUP, int ROWS>
 void paired_rows(const Slice& s, const Activations& a, int row, float* acc, size_t acc_stride) {
   const size_t groups = a.groups(), first = row * groups + s.begin / GROUP;
-  const int32_t* offsets = MIN || CODES == Codes::wide ? nullptr : (CODES == Codes::narrow ? a.offset6 : a.offset4) + first;
+  const int32_t* of_zero = CODES == Codes::wide ? a.offset8 : CODES == Codes::narrow ? a.offset6 : a.offset4;
+  const int32_t* offsets = MIN ? nullptr : of_zero + first;
+  const int8_t* numbers = CODES == Codes::wide ? reinterpret_cast<const int8_t*>(a.turned) : a.q;
   Cursor<ROWS> at{{}, a.scale + first, a.sum + first, offsets, groups};
   alignas(64) float sums[ROWS][TILE];
   for (int r = 0; r < ROWS; ++r) {
-    at.q[r] = a.q + (row + r) * a.stride + s.begin;
+    at.q[r] = numbers + ((row + r) * a.stride + s.begin) * turns(CODES);
     for (int v = 0; v < TILE; v += Simd::W) Simd::store(sums[r] + v, s.first ? Simd::zero() : Simd::load(acc + r * acc_stride + v));
   }
   const uint8_t* w = s.weights;

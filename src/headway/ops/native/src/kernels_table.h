@@ -58,7 +58,7 @@ double probe_dot(int kind, long rounds, int opaque) {
 }
 
 constexpr Kernels table(const char* name) {
-  return {name,    Simd::BF16_DOT, matmul, quantise,  to_bf16,    rms_norm, layer_norm, finish, gate, clamped_gate, cap, prepare_queries,
+  return {name,    Simd::BF16_DOT, PAIRED, matmul, quantise,  to_bf16,    rms_norm, layer_norm, finish, gate, clamped_gate, cap, prepare_queries,
           attend,  merge,          normalise, summarise, share_of_tiles, weights, mass, largest, noise, probe_read, probe_dot, Simd::W};
 }
 

@@ -131,12 +131,16 @@ HW_INLINE void quantise_group(const float* p, int g, int n, Activations& a, int 
   const Scale scale = scale_of(largest, stepped);
   const bool broken = scale.factor != scale.factor;
   const Simd::F by = Simd::set1(broken || scale.factor == 0 ? 0.0f : stepped ? 1.0f / scale.factor : 127.0f / largest);
-  Simd::I sum = Simd::zero_i();
+  Simd::I sum = Simd::zero_i(), positive = Simd::zero_i();
   for (int i = 0; i < round_up(n, SMALLEST_GROUP); i += Simd::W) {
     Simd::I v = Simd::zero_i();
     if (i < n && !broken) v = Simd::to_int(Simd::mul(load_part(p + i, n - i), by));
     sum = Simd::add_i(sum, v);
     Simd::store_bytes(q + i, v);
+    if constexpr (PAIRED) {
+      positive = Simd::add_i(positive, Simd::max_i(v, Simd::zero_i()));
+      store_turned(a.turned + 2 * (row * a.stride + g + i), v);
+    }
   }
   const int32_t total = Simd::sum_i(sum);
   const size_t at = (size_t)row * a.groups() + g / a.group;
@@ -146,7 +150,7 @@ HW_INLINE void quantise_group(const float* p, int g, int n, Activations& a, int 
     a.scale[at] = scale.factor;
   }
   a.sum[at] = scale.factor * (float)total;
-  a.offset8[at] = -128 * total;
+  a.offset8[at] = PAIRED ? Simd::sum_i(positive) - total : -128 * total;
   a.offset6[at] = -32 * total;
   a.offset4[at] = -8 * total;
 }

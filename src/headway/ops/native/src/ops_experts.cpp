@@ -104,7 +104,7 @@ void RouteOp::run(Step& step, Worker& worker) const {
 
 namespace {
 
-size_t gathered_bytes(int width, int rows) { return rows * (stride_of(width) * 4 + ceil_div(width, SMALLEST_GROUP) * 20) + 64 * 6; }
+size_t gathered_bytes(int width, int rows) { return rows * (stride_of(width) * 4 + ceil_div(width, SMALLEST_GROUP) * 20) + 64 * 7; }
 
 // The rows of a block side by side, in the form that `w` meets: where they are if it is one, else copies in `scratch`.
 Activations gather(const Step& step, int x, const Matrix& w, const int32_t* slots, int active, int rows, uint8_t* scratch, int& row) {
@@ -128,6 +128,7 @@ Activations gather(const Step& step, int x, const Matrix& w, const int32_t* slot
     return a;
   }
   copy(a.q, a.stride);
+  if (step.engine.kernels.paired) copy(a.turned, 2 * a.stride);
   if (w.group > LARGEST_STEPPED) {
     copy(a.scale, a.groups());
     a.step = reinterpret_cast<int32_t*>(a.scale);

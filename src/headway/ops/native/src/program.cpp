@@ -20,6 +20,7 @@ void RowBuffer::each(Self& self, int rows, Each&& each) {
     if (!(self.forms & headway::integers(GROUPS[i]))) continue;
     auto& form = self.integers[i];
     each(form.q, rows * stride_of(self.width));
+    each(form.turned, rows * stride_of(self.width) * 2);
     for (auto* buffer : {&form.scale, &form.sum, &form.offset8, &form.offset6, &form.offset4}) {
       each(*buffer, (size_t)rows * ceil_div(self.width, GROUPS[i]) * 4);
     }
@@ -49,6 +50,7 @@ Activations Step::activations(int number, int group) const {
   for (size_t i = 0; i < std::size(GROUPS); ++i) {
     if (GROUPS[i] != group) continue;
     a.q = buffer.integers[i].q.as<int8_t>();
+    a.turned = buffer.integers[i].turned.as<uint8_t>();
     a.scale = buffer.integers[i].scale.as<float>();
     a.step = buffer.integers[i].scale.as<int32_t>();  // a group's size decides which of the two it has
     a.sum = buffer.integers[i].sum.as<float>();

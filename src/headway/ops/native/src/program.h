@@ -162,7 +162,7 @@ struct RowBuffer {
   unsigned forms = 0;
   Buffer floats, bf16;
   struct Integers {
-    Buffer q, scale, sum, offset8, offset6, offset4;
+    Buffer q, turned, scale, sum, offset8, offset6, offset4;
   } integers[std::size(GROUPS)];
   void fit(int rows);
   size_t bytes(int rows) const;  // what `fit` takes

@@ -121,8 +121,12 @@ struct Simd {
     return a;
   }
   HW_INLINE I widen_pairs(I a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
-  HW_INLINE I magnitude_bytes(I a) { return _mm256_abs_epi8(a); }
-  HW_INLINE I signed_like(I a, I sign) { return _mm256_sign_epi8(a, sign); }  // 0 where that is 0
+  // Of numbers within -127..127, four and four: their magnitudes, and bytes of 127 where one is negative, else 128.
+  HW_INLINE void store_magnitudes(uint8_t* p, I a) {
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    const __m128i turns = _mm_xor_si128(_mm_srai_epi16(words, 15), _mm_set1_epi16(-128));
+    _mm_storeu_si128((__m128i*)p, _mm_shuffle_epi32(_mm_packs_epi16(_mm_abs_epi16(words), turns), 0xd8));
+  }
   HW_INLINE I sub_bytes(I a, int by) { return _mm256_sub_epi8(a, _mm256_set1_epi8((char)by)); }
   HW_INLINE I dot4(I acc, I weights, I activations) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(weights, activations), _mm256_set1_epi16(1)));
