@@ -234,6 +234,8 @@ def _turns(message: AnthropicMessage, where: str) -> list[Message]:
         raise BadInput(f"{where}.role", "use user, assistant or system")
     if isinstance(message.content, str):
         return [Message(message.role, message.content)]
+    if not message.content and message.role != "assistant":
+        raise BadInput(f"{where}.content", "give a text, or a list of at least one block")
     places = [(block, f"{where}.content[{index}]") for index, block in enumerate(message.content)]
     return [_spoken(places)] if message.role == "assistant" else _asked(message.role, places)
 

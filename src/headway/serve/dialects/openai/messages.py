@@ -86,6 +86,8 @@ def _turn(message: Message, where: str) -> neutral.Message:
     content = message.content if message.content is not None else message.refusal
     if content is None and message.role != "assistant":
         raise BadInput(f"{where}.content", "the field is required")
+    if content == [] and message.role not in ("assistant", "tool"):
+        raise BadInput(f"{where}.content", "give a text, or a list of at least one part")
     if message.tool_calls and message.role != "assistant":
         raise BadInput(f"{where}.tool_calls", f"only the assistant makes calls, not {message.role!r}")
     if message.role == "tool" and message.tool_call_id is None:

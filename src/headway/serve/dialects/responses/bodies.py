@@ -194,6 +194,8 @@ def _turn(item: Item, where: str) -> Message:
         case "message":
             if item.role not in ("system", "developer", "user", "assistant"):
                 raise BadInput(f"{where}.role", "use system, developer, user or assistant")
+            if item.content == [] and item.role != "assistant":
+                raise BadInput(f"{where}.content", "give a text, or a list of at least one part")
             return Message(item.role, _text(item.content, f"{where}.content"))
         case "function_call":
             id, name = _required(item.call_id, f"{where}.call_id"), _required(item.name, f"{where}.name")
