@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import string
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from headway.cli.chat import Conversation, _remote
+from headway.cli.repetition import Circling, not_circling
 from headway.cli.terminal import AnswerCost, Wrapped
 from headway.client.chat import Piece, ServerError
 from headway.core.errors import HeadwayError, Reject, Rejected
@@ -186,3 +188,38 @@ def test_in_a_terminal_lines_are_edited_and_pasted(tmp_path: Path) -> None:
         process.wait()
     os.close(terminal)
     assert (tmp_path / "history").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("text", "circles"),
+    [
+        ("Well: " + "la France, " * 60, True),
+        ("aye, aye, aye,\nAbele's crew, " * 20, True),
+        ("x" * 1000, True),
+        ("la France, " * 20, False),  # as somebody may have asked for
+        ("".join(f"{number}. Fish\n" for number in range(300)), False),
+        ("-" * 1000, False),
+        ("| 1 |   |\n" * 3 + "done", False),
+        ("A passage of some length, " * 3, False),
+        ((string.printable + "\n") * 6, True),
+    ],
+)
+def test_an_answer_that_goes_in_a_circle_is_stopped(text: str, circles: bool) -> None:
+    passed: list[str] = []
+    pieces = (text[start : start + 3] for start in range(0, len(text), 3))
+    try:
+        for piece in not_circling(pieces):
+            passed.append(piece)
+    except Circling as error:
+        assert circles and "repeats itself" in str(error)
+        assert "".join(passed) == text[: len("".join(passed))] and len("".join(passed)) >= 400
+    else:
+        assert not circles and "".join(passed) == text
+
+
+def test_a_chat_goes_on_after_an_answer_in_a_circle(capsys: pytest.CaptureFixture[str]) -> None:
+    client: Any = type("Endless", (), {"stream_chat": lambda *_, **__: (Piece(text="and on ") for _ in iter(int, 1))})()
+    answer = _remote(client, {})([{"role": "user", "content": "Go"}])
+    said = capsys.readouterr()
+    assert answer.reason == "abort" and answer.text.startswith("and on and on ")
+    assert "(stopped: the answer repeats itself" in said.err

@@ -103,5 +103,6 @@ def test_the_verb_prints_a_table_and_json(folder: Path, tmp_path: Path, capsys: 
             main([*command, *extra])
         assert not end.value.code
     table, _, figures = capsys.readouterr().out.rpartition('{"model"')
-    assert "99.9th percentile" in table and "where they differ most" in table
+    assert "99.9th percentile" in table and "where they differ most: 3 of " in table
+    assert max(map(len, table.splitlines())) <= 100
     assert len(json.loads('{"model"' + figures)["worst"]) == 3

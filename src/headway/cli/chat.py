@@ -88,6 +88,7 @@ def chat(
 def _local(llm: LLM, params: SamplingParams, adapter: str) -> Say:
     import msgspec
 
+    from headway.cli.repetition import not_circling
     from headway.cli.terminal import AnswerCost, print_pieces
 
     def say(messages: list[Message]) -> AnswerCost:
@@ -95,13 +96,14 @@ def _local(llm: LLM, params: SamplingParams, adapter: str) -> Say:
         room = max(1, llm.engine.max_model_len - len(tokens))
         limited = msgspec.structs.replace(params, max_tokens=min(params.max_tokens or room, room))
         with llm.stream(tokens, limited, adapter=adapter) as stream:
-            print_pieces(delta.text for delta in stream)
+            print_pieces(not_circling(delta.text for delta in stream))
         return AnswerCost.of(stream.completion)
 
     return say
 
 
 def _remote(client: Client, fields: dict[str, Any]) -> Say:
+    from headway.cli.repetition import not_circling
     from headway.cli.terminal import AnswerCost, print_pieces
 
     def say(messages: list[Message]) -> AnswerCost:
@@ -114,7 +116,7 @@ def _remote(client: Client, fields: dict[str, Any]) -> Say:
                     times.append(time.perf_counter() - sent)
                     yield piece.text
 
-        text = print_pieces(texts())
+        text = print_pieces(not_circling(texts()))
         usage = next((piece.usage for piece in pieces if piece.usage), {})
         reason = next((piece.finish_reason for piece in pieces if piece.finish_reason), "abort")
         count = usage.get("completion_tokens", len(times))

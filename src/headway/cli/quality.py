@@ -105,16 +105,23 @@ def _document(found: Quality) -> Document:
     ]
     worst = [
         [
-            f"{one.kl:.3f}", repr(one.before)[1:-1], repr(one.token), f"{one.probability:.3f}",
-            f"{one.reference_probability:.3f}", f"{one.likeliest!r} / {one.reference_likeliest!r}",
+            f"{one.kl:.3f}", _end(repr(one.before)[1:-1], 34), _end(repr(one.token), 12),
+            f"{one.probability:.3f} / {one.reference_probability:.3f}",
+            f"{_end(repr(one.likeliest), 11)} / {_end(repr(one.reference_likeliest), 11)}",
         ]
         for one in found.worst
     ]  # fmt: skip
-    head = ["KL", "text before", "token", "probability", "in the reference", "likeliest / in the reference"]
+    head = ["KL", "text before", "token", "its probability", "likeliest"]
+    title = f"where they differ most: {len(worst)} of {found.tokens:,} tokens, each as measured / in the reference"
     return Document(f"{found.model}, {found.tested}; against {found.reference}", [
         Grid(["", "measured", "remark"], figures, left=["remark"]),
-        *([Grid(head, worst, title="where they differ most", left=head[1:3] + head[5:])] if worst else []),
+        *([Grid(head, worst, title=title, left=head[1:3] + head[4:])] if worst else []),
     ])  # fmt: skip
+
+
+def _end(text: str, most: int) -> str:
+    """The last characters of a text: those that a table of 100 columns has room for."""
+    return text if len(text) <= most else "…" + text[1 - most :]
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from headway.cli.repetition import Circling
 from headway.engine.llm import LLM
 from headway.engine.options import EngineOptions
 from headway.engine.results import Completion
@@ -176,7 +177,8 @@ class Wrapped:
 
 
 def print_pieces(pieces: Iterable[str]) -> str:
-    """Print a text to stdout as it is made -> all of it. Ctrl-C stops it there. In a terminal, words stay whole."""
+    """Print a text to stdout as it is made -> all of it. Ctrl-C, or a circle that it goes in, stops it there. In a
+    terminal, words stay whole."""
     wrapped = Wrapped(sys.stdout.write, stdout.width) if stdout.is_terminal else None
     text = ""
     try:
@@ -184,15 +186,17 @@ def print_pieces(pieces: Iterable[str]) -> str:
             text += piece
             (wrapped.push if wrapped else sys.stdout.write)(piece)
             sys.stdout.flush()
-        stopped = False
+        stopped = ""
     except KeyboardInterrupt:
-        stopped = True
+        stopped = "(stopped)"
+    except Circling as circling:
+        stopped = str(circling)
     if wrapped:
         wrapped.flush()
     sys.stdout.write("\n")
     sys.stdout.flush()
     if stopped:
-        note("(stopped)")
+        note(stopped)
     return text
 
 
