@@ -34,6 +34,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         rows: sequences that a replica must hold to carry its goodput.
         ttft_ms, tpot_ms: at the target's percentile.
         basis: "calibrated", "extrapolated", or "measured" on this machine.
+        rate: requests/s that it carries. watts: drawn by all, None where a device's are not known.
+        joules_per_output_token: of all that is drawn, prompts included.
         goodput: requests/s it could carry. utilisation: the traffic's share of that. headroom: the rest, over it.
         survives_one_loss: of a replica.
         limited_by: what breaks first: "memory", "tpot", "ttft", "throughput".
@@ -63,6 +65,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: float
     mean_tpot_ms: float
     basis: str
+    rate: float
+    watts: float | None
+    joules_per_output_token: float | None
     goodput: float
     utilisation: float
     headroom: float

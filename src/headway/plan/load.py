@@ -117,6 +117,11 @@ class Curve(msgspec.Struct, frozen=True):
             broken.append("ttft")
         return ReplicaLoad(0.0, ttft, 0.0, 0.0, 0.0, CHUNKS[0], 1.0, tuple(broken))
 
+    def response(self, rate: float, target: Target) -> float:
+        """Mean seconds of a request at a rate, by Little's law; infinite at more than it can do."""
+        chunk = next((chunk for chunk in self.by_chunk if self._in_time(chunk, rate, target)), min(self.by_chunk))
+        return self._flying(chunk, rate) / rate
+
     def closed(self, flying: float) -> dict[str, float]:
         """Mean seconds of each metric with so many requests always in flight, prompts in the longest chunks."""
         columns = self.by_chunk[max(self.by_chunk)]

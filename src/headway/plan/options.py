@@ -13,7 +13,7 @@ from headway.engine.references import load_device, load_shape, profile_of
 from headway.plan.answers_lists import Search
 from headway.plan.quotes import checked_basis, common_basis, own_prices
 from headway.plan.search import Wanted, search
-from headway.plan.traffic import Target, Traffic, from_trace
+from headway.plan.traffic import Target, Traffic, from_trace, of_users
 from headway.plan.written import write_deployment
 from headway.roofline.hardware import Hardware, hardware_catalogue
 from headway.roofline.own_hardware import is_file, read_devices
@@ -25,7 +25,8 @@ def find(
     tpot_ms: float | None = None, slo: str | None = None, percentile: float = 99.0, precision: str = "stored",
     kv: str | None = None, degrees: Sequence[int] = (1, 2, 4, 8), split: bool = True, budget: float | None = None,
     prices: str | None = None, price_basis: str | None = None, most: int = 10, engine: str = "vllm",
-    prefill_hardware: str | None = None, write: Path | None = None,
+    prefill_hardware: str | None = None, write: Path | None = None, users: float | None = None,
+    think_time: float = 30.0, turns: int = 1,
 ) -> Search:  # fmt: skip
     """`search` with everything as users write it."""
     own = own_prices(prices)
@@ -36,7 +37,13 @@ def find(
         among, tuple(precision.split(",")), kv, tuple(degrees), split, budget, own.figures, basis, most,
         engine, next((found for name in hardware.split(",") if (found := profile_of(name.strip()))), None), first,
     )  # fmt: skip
-    asked = traffic(trace, rate, input_tokens, output_tokens, cache_hit)
+    if users is None:
+        asked = traffic(trace, rate, input_tokens, output_tokens, cache_hit)
+    elif rate is not None or trace is not None:
+        raise BadInput("--users", "their rate follows from the answers' speed; leave out --rate and --trace")
+    else:
+        asked = of_users(users, think_time, turns, input_tokens, output_tokens)
+        asked = asked if cache_hit is None else msgspec.structs.replace(asked, cache_hit=cache_hit)
     answer = search(model, load_shape(model), asked, target(ttft_ms, tpot_ms, slo, percentile), wanted)
     if write is None or not answer.deployments:
         return answer
@@ -51,7 +58,7 @@ def traffic(
         read = from_trace(trace, rate)
         return read if cache_hit is None else msgspec.structs.replace(read, cache_hit=cache_hit)
     if rate is None:
-        raise BadInput("--rate", "missing; give requests per second, or a --trace")
+        raise BadInput("--rate", "missing; give requests per second, --users, or a --trace")
     return Traffic(rate, input_tokens, output_tokens, cache_hit or 0.0)
 
 

@@ -23,6 +23,11 @@ class PrefillPool(msgspec.Struct, frozen=True):
     limit: str
     usd_per_hour: float
 
+    def carrying(self, rate: float) -> PrefillPool:
+        """With as many workers as a rate takes."""
+        workers = ceil(rate / self.each)
+        return msgspec.structs.replace(self, workers=workers, usd_per_hour=self.usd_per_hour / self.workers * workers)
+
 
 def prefill_pools(tried: Sequence[Candidate], traffic: Traffic, target: Target, wanted: Wanted) -> list[PrefillPool]:
     """Every candidate that can be one, and how many it takes; 0 workers where even one prompt is too slow."""

@@ -64,12 +64,18 @@ def _guessed(r: Offer) -> str:
     return "~" if r.basis == "extrapolated" else ""
 
 
+def _power(r: Offer) -> str:
+    if r.watts is None or r.joules_per_output_token is None:
+        return ""
+    return f"; all draw {r.watts / 1e3:.3g} kW, {r.joules_per_output_token:.2g} J per output token"
+
+
 def _each(r: Offer) -> str:
     """What one replica of it does."""
     pool = f"; the {r.prefill_replicas} prefill workers take the prompts" if r.prefill else f"; chunks of {r.chunk:,}"
     return (
         f"each of the {r.replicas} that decode has {r.batch:.3g} requests at once, {r.peak_batch} at the percentile, "
-        f"and room for {r.rows}{pool}"
+        f"and room for {r.rows}{pool}{_power(r)}"
     )
 
 
@@ -85,11 +91,13 @@ def _lines(text: str) -> list[str]:
 
 def _in_full(a: Search) -> Grid:
     """Every column, which a terminal has no room for."""
-    head = ["deployment", "GPUs", "goodput, req/s", "headroom", "batch (peak)", "chunk", "limit",
-            "basis", "$/GPU-h"]  # fmt: skip
+    head = ["deployment", "GPUs", "req/s", "goodput", "headroom", "batch (peak)", "chunk", "limit",
+            "basis", "$/GPU-h", "kW", "J/token"]  # fmt: skip
     rows = [
-        [f"{r.rank}. {r.name}", str(r.total_gpus), f"{r.goodput:.3g}", f"{r.headroom:.0%}",
-         f"{r.batch:.1f} ({r.peak_batch})", str(r.chunk), r.limited_by, r.basis, dollars(r.price_per_gpu_hour)]
+        [f"{r.rank}. {r.name}", str(r.total_gpus), f"{r.rate:.3g}", f"{r.goodput:.3g}", f"{r.headroom:.0%}",
+         f"{r.batch:.1f} ({r.peak_batch})", str(r.chunk), r.limited_by, r.basis, dollars(r.price_per_gpu_hour),
+         f"{r.watts / 1e3:.3g}" if r.watts else "-",
+         f"{r.joules_per_output_token:.2g}" if r.joules_per_output_token else "-"]
         for r in a.deployments
     ]  # fmt: skip
     return Grid(head, rows, "In full", left=("limit", "basis"))
@@ -104,7 +112,11 @@ def traffic(a: Search) -> str:
         if value is not None
     ]
     promise = f"; {' and '.join(promised)} for {target.share:.0%} of requests" if promised else ""
+    rate = f"{t.rate:.3g} requests/s of"
+    if t.users:
+        first = f": {a.deployments[0].rate:.3g} requests/s with the first" if a.deployments else ""
+        rate = f"{t.users:g} users who think for {t.think:g} s{first}, of"
     return (
-        f"{t.rate:.3g} requests/s of {t.input_tokens:.0f} tokens in ({t.cache_hit:.0%} cached) and "
+        f"{rate} {t.input_tokens:.0f} tokens in ({t.cache_hit:.0%} cached) and "
         f"{t.output_tokens:.0f} out ({t.source}){promise}"
     )

@@ -25,6 +25,7 @@ from headway.shape.model import ModelShape
 
 __all__ = ["Wanted", "search"]
 
+IDLE = 0.2  # of a device's label watts, drawn while it waits: assumed
 BASIS = (
     "The closed loop of `plan estimate`, fitted on public runs of the engine, at the traffic's load. Basis "
     "calibrated: such runs exist on this kind of device (ranges: headway plan estimate); extrapolated: they do not; "
@@ -75,6 +76,7 @@ def _assumptions(traffic: Traffic, wanted: Wanted, listed: set[str]) -> list[str
             lines.append(f"{price.line('--prices, --price-basis')}; {gigabytes(device.usable)}")
     burst = "Poisson" if traffic.arrival_cv2 == 1 else f"arrivals with a squared variation of {traffic.arrival_cv2:.2g}"
     lines.append(f"{burst}; lengths at their mean; {traffic.cache_hit:.0%} of input cached (--cache-hit)")
+    lines.append(f"power: the devices' label watts while busy, {IDLE:.0%} of them while idle")
     if wanted.split:
         lines.append(f"a split ships caches over {metric(NETWORK, 'B/s')} per GPU (--no-split leaves splits out)")
     return lines
@@ -94,6 +96,7 @@ def _mixed(c: Candidate, traffic: Traffic, target: Target, wanted: Wanted) -> Of
     highest, limit = most(at)
     if highest <= 0:
         return Rejected(c.name, _why(limit, d, traffic))
+    traffic = traffic.settled(lambda rate: c.mixed.response(rate / ceil(rate / highest), target))
     count = ceil(traffic.rate / highest)
     load = at(traffic.rate / count)
     return _priced(
@@ -120,8 +123,15 @@ def _split(
     if not pool.workers or long <= 0:
         limit = limit_decode if pool.workers else pool.limit
         return Rejected(f"split {c.name}", _why(limit, d, traffic))
-    prefills, decodes, fast = pool.workers, ceil(traffic.rate / long), pool.each
-    before = before_shipping(first.deployment, traffic, target) or target
+    fast, before = pool.each, before_shipping(first.deployment, traffic, target) or target
+
+    def response(rate: float) -> float:
+        prompt = first.decode.prefilling(rate / ceil(rate / fast), traffic, before).ttft
+        return prompt + c.decode.response(rate / ceil(rate / long), target)
+
+    traffic = traffic.settled(response)
+    pool = pool.carrying(traffic.rate)
+    prefills, decodes = pool.workers, ceil(traffic.rate / long)
     ttft = first.decode.prefilling(traffic.rate / prefills, traffic, before).ttft
     like = first is c
     named = f"{prefills} prefill + {decodes} decode x ({c.name})"
@@ -155,6 +165,9 @@ def _priced(
     share = share or 0.0
     if wanted.budget is not None and hour > wanted.budget:
         return Rejected(c.name, f"{total} GPUs at ${hour:,.2f}/h are over the budget")
+    parts = [(replicas * d.gpus, c.device), *([(total - replicas * d.gpus, pool.candidate.device)] if pool else [])]
+    busy = IDLE + (1 - IDLE) * min(1.0, traffic.rate / goodput)
+    watts = busy * sum(n * device.power for n, device in parts) if all(one.power for _, one in parts) else None
     tokens = traffic.rate * 3600 / 1e6  # million requests' worth of one token, per hour
     return Offer(
         rank=0, name=name, hardware=c.device.name, hardware_kind=c.device.kind, gpus=d.gpus, total_gpus=total,
@@ -166,6 +179,8 @@ def _priced(
         chunk=min(load.chunk, full.chunk), ttft_ms=ttft * 1e3,
         tpot_ms=load.tpot * 1e3, mean_tpot_ms=load.mean_tpot * 1e3, basis=c.basis,
         goodput=goodput, utilisation=traffic.rate / goodput, headroom=goodput / traffic.rate - 1,
+        rate=traffic.rate, watts=watts,
+        joules_per_output_token=watts / (traffic.rate * traffic.output_tokens) if watts else None,
         price_per_gpu_hour=price, price_basis=quote.basis, usd_per_hour=hour,
         usd_per_million_input=hour * share / (tokens * traffic.input_tokens),
         usd_per_million_output=hour * (1 - share) / (tokens * traffic.output_tokens), **rest,

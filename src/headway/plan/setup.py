@@ -157,6 +157,21 @@ class Setup(msgspec.Struct, frozen=True):
             notes.append(f"{self.model}: {variant.model} in {replica.shape.weight_format} weights, by its name")
         if unread := replica.shape.unread:
             notes.append(f"its config has fields that are not known here and may change its shape: {', '.join(unread)}")
+        if (
+            self.counting == "textbook"
+            and self.precision is not None
+            and replica.weights
+            < 0.9
+            * (
+                kept := deploy(
+                    load_shape(self.model or ""), device, gpus, precision=self.precision, mode=Replica
+                ).weights
+            )
+        ):
+            notes.append(
+                f"the textbook puts all {replica.shape.n_params / 1e9:.3g}B parameters in {replica.precision}, "
+                f"{gigabytes(replica.weights)}; checkpoints keep embedding and head, {gigabytes(kept)}: --mode exact"
+            )
         if device.link and gpus > device.link.group:
             notes.append(
                 f"{gpus} GPUs are {ceil(gpus / device.link.group)} nodes of {device.link.group}, with "

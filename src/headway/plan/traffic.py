@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,8 @@ class Traffic(msgspec.Struct, frozen=True):
     rate: requests per second. input_tokens, output_tokens: mean lengths. cache_hit: share of input tokens found in
         the prefix cache. arrival_cv2: squared coefficient of variation of the gaps (1 = Poisson). longest: longest
         input + output, for the context limit. source: where the figures are from.
+    users, think: people who read an answer and think for so many seconds before they ask again, where the rate follows
+        from how fast they are answered (0 users: it does not).
     """
 
     rate: float
@@ -24,6 +27,18 @@ class Traffic(msgspec.Struct, frozen=True):
     arrival_cv2: float = 1.0
     longest: int = 0
     source: str = "given"
+    users: float = 0.0
+    think: float = 0.0
+
+    def settled(self, response: Callable[[float], float]) -> Traffic:
+        """With the rate that users make who are answered in `response(rate)` seconds: N = rate * (think + response)."""
+        if not self.users:
+            return self
+        low, high = 0.0, self.users / max(self.think, 1e-3)
+        for _ in range(40):
+            rate = (low + high) / 2
+            low, high = (low, rate) if rate * (self.think + response(rate)) > self.users else (rate, high)
+        return msgspec.structs.replace(self, rate=high)
 
     @property
     def fresh_tokens(self) -> float:
@@ -34,6 +49,28 @@ class Traffic(msgspec.Struct, frozen=True):
     def mean_context(self) -> float:
         """Tokens a decoding request holds on average: T_in + T_out/2."""
         return self.input_tokens + self.output_tokens / 2.0
+
+
+def of_users(users: float, think: float, turns: int, input_tokens: float, output_tokens: float) -> Traffic:
+    """Users with think time, in sessions of so many turns: a turn's prompt is all that was said before, which is found
+    in the prefix cache, and `input_tokens` of its own.
+
+    Raises:
+        BadInput: figures that cannot be.
+    """
+    for field, value in (("--users", users), ("--input-tokens", input_tokens), ("--output-tokens", output_tokens)):
+        if not 0 < value < float("inf"):
+            raise BadInput(field, f"{value:g}; accepted: a number above 0")
+    if not 0 <= think < float("inf"):
+        raise BadInput("--think-time", f"{think:g}; accepted: seconds from 0")
+    if turns < 1:
+        raise BadInput("--turns", f"{turns}; accepted: a whole number from 1")
+    said = (turns - 1) / 2 * (input_tokens + output_tokens)
+    longest = turns * (input_tokens + output_tokens)
+    return Traffic(
+        users / (think + 1.0), input_tokens + said, output_tokens, said / (said + input_tokens), 1.0,
+        round(longest) if turns > 1 else 0, users=users, think=think,
+    )  # fmt: skip
 
 
 class Target(msgspec.Struct, frozen=True):
