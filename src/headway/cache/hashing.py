@@ -19,6 +19,7 @@ class BlockHasher:
     def __init__(self, block_size: int, key: bytes) -> None:
         self.block_size = block_size
         self._key = key
+        self._begun = blake2b(digest_size=NAME_BYTES, key=key, person=b"headway-block")  # copied: a third less time
         self._packer = struct.Struct(f"<{block_size}q")  # little-endian everywhere: names may travel
 
     def root(self, namespace: str, adapter: str, long: bool = False) -> bytes:
@@ -39,7 +40,10 @@ class BlockHasher:
 
     def name(self, parent: bytes, payload: bytes) -> bytes:
         """Name of the block `payload` that follows `parent`."""
-        return blake2b(parent + payload, digest_size=NAME_BYTES, key=self._key, person=b"headway-block").digest()
+        hash = self._begun.copy()
+        hash.update(parent)
+        hash.update(payload)
+        return hash.digest()
 
     def chain(self, root: bytes, tokens: Sequence[int]) -> list[bytes]:
         """Names of the blocks of a prompt that a lookup may find: all full ones before its last token."""

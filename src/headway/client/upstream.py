@@ -151,10 +151,13 @@ class UpstreamAnswer(asyncio.Protocol):
         self._head_bytes += len(name) + len(value)
         if len(self.headers) >= MOST_HEADERS or self._head_bytes > MOST_HEAD_BYTES:
             self.abort("the answer's head is too large")
+        if self._error is not None:
             return
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        if self._error is not None:
+            return
         self.status = self._parser.get_status_code()
         if self.status >= 200:
             self._keep = self._parser.should_keep_alive()
@@ -167,7 +170,7 @@ class UpstreamAnswer(asyncio.Protocol):
         self._held += len(body)
 
     def on_message_complete(self) -> None:
-        if self.status >= 200:
+        if self.status >= 200 and self._error is None:
             self._over = True
 
 

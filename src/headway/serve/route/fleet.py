@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -168,11 +169,9 @@ class ReplicaFleet:
         status, body = await member.upstream.get(b"/metrics", self._headers)
         others = None
         if status == 200:
-            text = body.decode(errors="replace")
-            values = parse(text, 0.0).values
-            known = [next((values[name] for name in names if name in values), 0.0) for names in (RUNNING, WAITING)]
-            others = max(0, int(sum(known)) - max(before, len(replica.requests)))
-            self.router.index.add(replica.number, _blocks(text, values))
+            requests, blocks = reported(body.decode(errors="replace"))
+            others = max(0, requests - max(before, len(replica.requests)))
+            self.router.index.add(replica.number, blocks)
         self.router.heard(member.name, self.now(), others)
         self.router.drain(member.name, member.leaving or member.drained_by_hand)
 
@@ -258,12 +257,16 @@ def _label(name: str) -> str:
     return f'replica="{escape(name)}"'
 
 
-def _blocks(text: str, values: dict[str, float]) -> int:
-    """Blocks of `BLOCK_TOKENS` tokens that a cache holds, as its metrics say; as many as is usual if they do not."""
-    found, turned = _BLOCKS.search(text), _BLOCKS_TURNED.search(text)
-    tokens = int(values.get(CAPACITY, 0))
-    if found is not None:
-        tokens = int(found[1]) * int(found[2])
-    elif turned is not None:
-        tokens = int(turned[1]) * int(turned[2])
-    return min(MOST_BLOCKS, max(1, tokens // BLOCK_TOKENS)) if tokens else USUAL_BLOCKS
+def reported(text: str) -> tuple[int, int]:
+    """What a replica's metrics say, whoever's they are: requests that it has, and blocks of `BLOCK_TOKENS` tokens that
+    its cache holds, or as many as is usual if they do not say."""
+    values = parse(text, 0.0).values
+    requests = sum(next((values[name] for name in names if name in values), 0.0) for names in (RUNNING, WAITING))
+    tokens = values.get(CAPACITY, 0.0)
+    for pattern in (_BLOCKS, _BLOCKS_TURNED):
+        found = pattern.search(text)
+        if found is not None:
+            tokens = float(int(found[1]) * int(found[2]))
+    if not math.isfinite(requests) or not math.isfinite(tokens):
+        raise ValueError("its metrics are no numbers")
+    return max(0, int(requests)), min(MOST_BLOCKS, max(1, int(tokens) // BLOCK_TOKENS)) if tokens else USUAL_BLOCKS
