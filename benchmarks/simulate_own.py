@@ -142,6 +142,7 @@ def simulated(
     source: Source = Closed(rows, many) if many else Arrivals(rows, load)
     timing = estimate(engine.shape, profile, engine.backend.name, held_formats(engine.shape, engine.backend), rates)
     assert timing is not None, "calibrate fits these formats"
+    timing = timing.of_many
     like: Deployed = deployed(engine.shape, device_of(profile), 1, EngineSetup(host_us=1e6 * host), profile=profile)
     limits = msgspec.structs.replace(engine.loop.scheduler.limits, max_in_flight=1)
     assert budget.milliseconds is not None, "a server's"

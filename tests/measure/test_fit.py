@@ -132,3 +132,20 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path, content) -> None:
     (tmp_path / "p.json").write_bytes(content)
     with pytest.raises(BadInput, match="not a profile written by `headway probe`"):
         load_profile(tmp_path / "p.json")
+
+
+def test_what_some_steps_take_longer_is_in_the_mean_and_not_in_the_constants() -> None:
+    found = fit(measured(0.02, outliers=0.08, repeats=12), "int8")
+    usual = residual_of(measured(0.0, seed=1), found.efficiency)
+    assert np.abs(np.median(usual)) < 0.03
+    assert found.mean == pytest.approx(1 + 0.08 * 2, abs=0.06)
+    assert fit(measured(0.02), "int8").mean == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "efficiency", [TRUE, msgspec.structs.replace(TRUE, head_stream=0.5, head_linear=0.3, permute=2.0)]
+)
+def test_slower_steps_take_so_many_times_as_long(efficiency: Efficiency) -> None:
+    for work in works(SMALL).values():
+        slow, usual = (one.seconds(work, PEAK, BETA) for one in (efficiency.slower(1.3), efficiency))
+        assert slow == pytest.approx(1.3 * usual, rel=1e-9)

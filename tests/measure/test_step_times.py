@@ -19,9 +19,10 @@ from headway.model.rope import inverse_frequencies, rope
 from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.ops.reference import ReferenceBackend
-from headway.roofline.profile import Fit, Profile, Rates
+from headway.roofline.profile import Fit, Profile, Rates, device_of
 from headway.roofline.step import Efficiency, StepTime, decode_step
-from headway.roofline.timing import estimate
+from headway.roofline.timing import Timing, estimate
+from headway.shape.catalogue import find_model
 
 needs_native = pytest.mark.skipif(not native.available(), reason="the compiled module is missing")
 MEASURED = Efficiency(stream=0.9, linear=0.5, overlap=0.8, step=1e-4)
@@ -169,3 +170,19 @@ def test_what_cannot_be_measured_is_said() -> None:
     assert checkup._not_measured(loaded, [], 4096) == "the model's context ends at 2048 tokens"
     assert checkup._not_measured(loaded, [Point(1, 16)], 16) == ""
     assert "at context 1000000000000 would take" in checkup._not_measured(loaded, [Point(1, 10**12)], 10**12)
+
+
+def test_many_steps_take_what_the_profile_says_of_the_mean() -> None:
+    found = Timing(
+        StepTime(find_model("llama-3.2-1b"), device_of(PROFILE), math="fp32", efficiency=MEASURED),
+        "estimate",
+        0.9,
+        1.4,
+        "",
+        mean=1.1,
+    )
+    step = decode_step(found.model.shape, 4, 100)
+    assert found.of_many.model.predict(step) == pytest.approx(1.1 * found.model.predict(step))
+    assert (found.of_many.low, found.of_many.high) == pytest.approx((0.9 / 1.1, 1.4 / 1.1))
+    bound = Timing.bound(found.model, "no steps")
+    assert bound.of_many is bound

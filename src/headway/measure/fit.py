@@ -38,6 +38,7 @@ LEAST = len(TYPICAL)  # steps that a fit needs
 ROUNDS = 60
 QUANTILES = (0.1, 0.9)  # of the range that is told, the planner's too
 EDGES = (0.05, 0.95)
+MOST = 5.0  # times as long as predicted: a step that took longer says nothing of the next ones
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -86,6 +87,7 @@ def fit(observations: Sequence[Observation], math: str) -> Fit:
         error=float(np.median(np.abs(np.expm1(-logs)))),
         bandwidth=(min(rates), float(np.median(rates)), max(rates)),
         steps=len(observations),
+        mean=float(np.mean(np.minimum(np.exp(logs), MOST))),
     )
 
 

@@ -47,6 +47,8 @@ class Fit(msgspec.Struct, frozen=True):
         error: median of |predicted / measured - 1| of steps left out.
         bandwidth: least, median and most bytes/s that memory gave while the steps were measured.
         steps: how many were fitted.
+        mean: of measured / predicted, of steps left out: some take much longer than usual, few much shorter, and the
+            constants say what is usual.
     """
 
     efficiency: Efficiency
@@ -57,6 +59,7 @@ class Fit(msgspec.Struct, frozen=True):
     error: float
     bandwidth: tuple[float, float, float]
     steps: int
+    mean: float = 1.0
 
 
 class Profile(msgspec.Struct, frozen=True):

@@ -35,6 +35,9 @@ from headway.roofline.work import (
 from headway.shape.model import ModelShape
 
 HAND_ON = 1e-5  # seconds until the first byte of a message between pipeline stages arrives
+RATES = ("stream", "stream_experts", "stream_cache", "linear", "experts", "attention", "prefill_attention",
+         "head_stream", "head_linear", "ceiling")  # fmt: skip
+COSTS = ("permute", "step", "layer", "row", "token", "element", "logit", "eager")
 
 
 class Efficiency(msgspec.Struct, frozen=True):
@@ -100,6 +103,11 @@ class Efficiency(msgspec.Struct, frozen=True):
             (cache / (beta * self.stream_cache), attention / (pi * self.attention)),
             (chunk_cache / (beta * self.stream_cache), chunk / (pi * self.prefill_attention)),
         )
+
+    def slower(self, times: float) -> Efficiency:
+        """That of steps which take so many times as long: rates fall, and what costs seconds rises."""
+        rates = {name: value / times for name in RATES if (value := getattr(self, name)) is not None}
+        return msgspec.structs.replace(self, **rates, **{name: getattr(self, name) * times for name in COSTS})
 
     @property
     def apart(self) -> float:

@@ -36,6 +36,7 @@ class Timing:
         label: "estimate", or "bound": no step can be faster.
         low, high: 80 % of single steps took between `low` and `high` times the estimate; 1 and 1 for a bound.
         reason: why it is only a bound; "" for an estimate.
+        mean: many steps take so many times what the model says, which is what is usual.
     """
 
     model: StepTime
@@ -43,11 +44,21 @@ class Timing:
     low: float
     high: float
     reason: str
+    mean: float = 1.0
 
     @classmethod
     def bound(cls, model: StepTime, reason: str) -> Timing:
         """A bound, and why there is no estimate."""
         return cls(model, "bound", 1.0, 1.0, reason)
+
+    @property
+    def of_many(self) -> Timing:
+        """With a model of what steps take in the mean: for whoever waits for many."""
+        if self.mean == 1.0:
+            return self
+        old = self.model
+        model = StepTime(old.shape, old.hardware, math=old.math, efficiency=old.efficiency.slower(self.mean))
+        return Timing(model, self.label, min(self.low / self.mean, 1.0), max(self.high / self.mean, 1.0), self.reason)
 
     def range(self, seconds: float) -> Range:
         """Around an estimate of single steps, or of what is made of them."""
@@ -88,7 +99,7 @@ def estimate(
     now = now or Rates(body.bandwidth[1], body.peak)
     device = msgspec.structs.replace(device, bandwidth=now.bandwidth, peaks=device.peaks | {body.math: now.peak})
     model = StepTime(shape, device, math=body.math, efficiency=_with_head(body, head, profile.rates))
-    return Timing(model, "estimate", body.low, body.high, "")
+    return Timing(model, "estimate", body.low, body.high, "", body.mean)
 
 
 def regimes(shape: ModelShape, profile: Profile, backend: str, formats: tuple[str, str]) -> list[Timing]:
@@ -100,11 +111,13 @@ def regimes(shape: ModelShape, profile: Profile, backend: str, formats: tuple[st
 
 
 def served_here(shape: ModelShape, profile: Profile, roof: StepTime) -> Timing:
-    """The estimate for our own engine on a measured machine, or `roof`, the bound of the same deployment."""
+    """The estimate of what many steps of our own engine take on a measured machine, or `roof`, the bound of the same
+    deployment."""
     formats = held(shape)
     if roof.gpus > 1:
         return Timing.bound(roof, "steps were timed on one machine only")
-    return estimate(shape, profile, OURS, formats) or Timing.bound(roof, not_fitted(profile, OURS, formats))
+    found = estimate(shape, profile, OURS, formats)
+    return found.of_many if found else Timing.bound(roof, not_fitted(profile, OURS, formats))
 
 
 def _with_head(body: Fit, head: Fit, rates: Mapping[str, float]) -> Efficiency:
