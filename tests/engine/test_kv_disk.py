@@ -265,12 +265,23 @@ def test_another_models_blocks_stay_while_there_is_room(tiny: TinyModel, engines
     assert answer(engines(tiny))[2] == 28
 
 
-def test_a_folder_has_one_engine_of_a_model_at_a_time(tiny: TinyModel, engines: Engines) -> None:
-    engines(tiny)
+def test_engines_of_a_model_over_one_folder_keep_apart(tiny: TinyModel, engines: Engines) -> None:
+    """As replicas do. Each has what one of them left."""
     sizes = [tiny.backend.block_bytes(group, 4) for group in tiny.groups]
-    with pytest.raises(BadInput, match=r"--kv-disk: .* is in use by another engine of this model"):
-        BlockFiles(engines.folder, "this model", sizes)
-    BlockFiles(engines.folder, "another model", sizes).close()
+    answer(engines(tiny))
+    second = BlockFiles(engines.folder, "this model", sizes)
+    first_tier, second_tier = engines.tier, Tier(LARGE)
+    second.fill(second_tier)
+    assert second_tier.bytes == 0  # the other's is in use, and counted by it
+    second.write(TierKey(b"n" * 16, 0), np.zeros(sizes[0], np.uint8))
+    engines.stop()
+    assert len({path.parent for path in engines.files()}) == 2 and first_tier.blocks == 8
+    third = BlockFiles(engines.folder, "this model", sizes)
+    third_tier = Tier(LARGE)
+    third.fill(third_tier)
+    assert third_tier.blocks == 8 and third_tier.bytes == first_tier.bytes
+    second.close()
+    third.close()
 
 
 def test_only_the_owner_can_read_key_and_blocks(tiny: TinyModel, engines: Engines) -> None:

@@ -56,7 +56,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_checkpoint(folder)
     command = [sys.executable, "-m", "headway", "serve", str(folder), "--replicas", "2", "--port", "0", "--memory-gib",
-               "2", "--served-model-name", "tiny", "--kv-cache-gib", "0.01", "--shutdown-timeout", "5"]  # fmt: skip
+               "2", "--served-model-name", "tiny", "--kv-cache-gib", "0.01", "--shutdown-timeout", "5",
+               "--kv-disk", str(folder.parent / "kv"), "--kv-disk-gib", "0.2"]  # fmt: skip
     server = Server(command=command)
     yield server
     server.kill()

@@ -1,13 +1,14 @@
 """Cache blocks as files, so that prefixes outlive both memory and the process.
 
     FOLDER/key                                  secret of the block names, 32 bytes, mode 0600
-    FOLDER/<16 bytes of hash>/<name>-<group>.kv one file per block, one folder per model, build and cache layout
+    FOLDER/<16 bytes of hash>/<name>-<group>.kv one file per block, a folder per model, build, cache layout, engine
     a file:  "HWKVBLK1" | its BLAKE2b-128 under the key | name | group u32 | the block as the backend gives it
 
 A file appears complete (written beside and renamed) or not at all; nothing waits for the disk, so a power cut may leave
 one torn: what does not fit its checksum is removed, never served. The time of a file's last change is that of its last
-use. A folder has one engine at a time. Names are keyed hashes over namespace, adapter and all tokens up to the block's
-end, so whoever has another namespace finds nothing. The content is as private as the prompts: folders have mode 0700.
+use. A folder has one engine at a time: a second one of the model takes the next. Names are keyed hashes over namespace,
+adapter and all tokens up to the block's end, so whoever has another namespace finds nothing. The content is as private
+as the prompts: folders have mode 0700.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from headway.core.errors import BadInput
 
 MAGIC = b"HWKVBLK1"
 KEY_BYTES = 32
+MOST_ENGINES = 256  # of one model over a folder at a time
 _HEAD = struct.Struct("<8s16s16sI")  # MAGIC, checksum, name, group
 _FOLDER = re.compile(r"[0-9a-f]{32}")
 _FILE = re.compile(r"([0-9a-f]{32})-([0-9]{1,6})\.kv")
@@ -52,27 +54,25 @@ class BlockFiles:
         key: secret of the names. sizes: as given.
 
     Raises:
-        BadInput: the folder cannot be used, or another engine uses it.
+        BadInput: the folder cannot be used.
     """
 
     def __init__(self, folder: Path, identity: str, sizes: Sequence[int]) -> None:
         self.sizes = sizes
-        self._lock = -1
+        self._root, self._lock = folder, -1
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.key = _key(folder / "key")
-            self._root = folder
-            self._folder = folder / blake2b(identity.encode(), key=self.key, digest_size=16).hexdigest()
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            for place in range(MOST_ENGINES):
+                name = blake2b(f"{identity}, {place}".encode(), key=self.key, digest_size=16).hexdigest()
+                self._folder = folder / name
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+                self._lock = _locked(self._folder)
+                if self._lock >= 0:
+                    return
         except OSError as error:
             raise BadInput("--kv-disk", f"{folder}: {error.strerror or error}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.close()
-            problem = f"{folder} is in use by another engine of this model; give each a folder of its own"
-            raise BadInput("--kv-disk", problem) from None
+        raise BadInput("--kv-disk", f"{folder} is in use by {MOST_ENGINES} engines of this model; give others another")
 
     def __str__(self) -> str:
         return str(self._folder)
@@ -88,6 +88,10 @@ class BlockFiles:
         use. What does not fit is removed, and so is what a crash left behind."""
         for other in sorted(self._root.iterdir()):
             if _FOLDER.fullmatch(other.name) and other != self._folder and other.is_dir():
+                lock = _locked(other)
+                if lock < 0:  # in use, and bounded by who uses it
+                    continue
+                os.close(lock)
                 size = sum(file.stat().st_size for file in other.iterdir() if _FILE.fullmatch(file.name))
                 self._put(tier, TierKey(bytes.fromhex(other.name), -1), size)
         found = []
@@ -167,15 +171,31 @@ class BlockFiles:
                 self._path(key).unlink()
                 return
             other = self._root / key.name.hex()
-            lock = os.open(other / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            lock = _locked(other)
+            if lock < 0:
+                return
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 for file in list(other.iterdir()):
                     if _FILE.fullmatch(file.name) or file.name.startswith(_PARTIAL) or file.name == "lock":
                         file.unlink()
                 other.rmdir()
             finally:
                 os.close(lock)
+
+
+def _locked(folder: Path) -> int:
+    """A file descriptor that keeps others off a folder until it is closed; below 0: an engine has it.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return -1
+    return lock
 
 
 def _key(path: Path) -> bytes:

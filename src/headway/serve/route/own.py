@@ -35,6 +35,7 @@ def serve_replicas(
     each = replace(
         engine, model=EngineOptions().model, threads=engine.threads or max(1, usable_cores() // count),
         memory_gib=(engine.memory_gib or free_memory() / GIB) / count,
+        kv_disk_gib=None if engine.kv_disk is None else engine.disk_gib / count,
     )  # fmt: skip
     own = ServeOptions()
     inner = replace(
