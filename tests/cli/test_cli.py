@@ -115,6 +115,7 @@ def test_demo_streams_an_answer_and_its_cost() -> None:
     assert shown.returncode == 0
     assert "Paris" in shown.stdout
     assert all(word in shown.stderr for word in ("TTFT", "TPOT", "tokens/s", "KV cache"))
+    assert max(map(len, shown.stderr.splitlines())) <= 100
 
 
 def test_chat_keeps_the_history_in_the_cache_until_it_is_reset() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,8 +29,8 @@ from headway.engine.llm import LLM
 from headway.engine.options import EngineOptions
 from headway.engine.results import Completion
 from headway.model.source import Progress as Report
-from headway.report.document import PROSE
 from headway.report.progress import PlainProgress
+from headway.report.prose import PROSE, folded
 from headway.roofline.memory import MemoryPlan
 
 BAR = 30  # characters
@@ -49,11 +48,9 @@ def _print(text: str, style: str = "") -> None:
     stderr.print(text, style=style, soft_wrap=not stderr.is_terminal)
 
 
-def wrapped(text: str, indent: int = 0) -> str:
-    """A paragraph for stdout in lines as long as the terminal's, or piped `PROSE`; all but the first are indented."""
-    return textwrap.fill(
-        text, stdout.width if stdout.is_terminal else PROSE, subsequent_indent=" " * indent, break_on_hyphens=False
-    )
+def wrapped(text: str, indent: int = 0, console: Console = stdout) -> str:
+    """A paragraph in lines as long as the terminal's, or piped `PROSE`; all but the first are indented."""
+    return folded(text, console.width if console.is_terminal else PROSE, indent)
 
 
 @contextmanager
@@ -93,7 +90,7 @@ def load_model(options: EngineOptions, *, quiet: bool = False) -> Iterator[LLM]:
             shown = [*engine.memory.lines(), *engine.sampling_lines()]
             memory = ", ".join(f"{label} {amount}" for label, amount in shown)
             where = f"{engine.info.name} on the {engine.backend.name} backend, {engine.threads} threads"
-            step(f"[dim]{escape(where)}\n{escape(memory)}[/dim]")
+            step(f"[dim]{escape(where)}\n{escape(wrapped(memory, console=stderr))}[/dim]")
         yield llm
     finally:
         llm.close()

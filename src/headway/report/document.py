@@ -13,10 +13,11 @@ from typing import Any
 from headway.report import page as html
 from headway.report.figures import NEEDED, can_plot, new_figure, save_figure, svg
 from headway.report.files import write
+from headway.report.prose import PROSE
 
 STYLES = {"": "", "bad": "bold red", "warn": "yellow", "kind": "bold", "note": "dim"}
 BAR = 40  # characters of the longest bar in a terminal
-PROSE, PIPED = 100, 200  # columns of paragraphs and of all else where output is no terminal and COLUMNS says nothing
+PIPED = 200  # columns of all but paragraphs where output is no terminal and COLUMNS says nothing
 GAP = 2  # blanks between the columns of a table
 SHADES = " ·░▒▓█"  # of a share in a terminal
 

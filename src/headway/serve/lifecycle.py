@@ -27,6 +27,7 @@ from starlette.types import ASGIApp
 from headway.core.errors import BadInput
 from headway.engine.ipc import Failed
 from headway.engine.machine import event_loop_factory
+from headway.report.prose import folded
 from headway.serve.app import Api, Gate
 from headway.serve.auth import Keys, is_loopback, read_keys
 from headway.serve.cors import Cors
@@ -297,7 +298,7 @@ class _Life:
             assert model.ready is not None
             contexts.append(f"{model.ready.max_model_len} tokens")
             for line in model.ready.notes:
-                self._say(f"{self._whose(model)}{line}")
+                self._say(folded(f"{self._whose(model)}{line}"))
         names = ", ".join(model.name for model in self._models)
         self._say(f"serving {names} at {url}/v1 (context {', '.join(contexts)})")
         for model in self._models:
