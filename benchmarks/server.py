@@ -3,6 +3,8 @@
     python benchmarks/server.py                          the built-in model, 32 streams
     python benchmarks/server.py --scripted               no model: the most the API process can carry
     python benchmarks/server.py --model F --streams N --tokens N
+    python benchmarks/server.py --limits                 a key with limits and a price; each request wants its receipt
+    python benchmarks/server.py --live                   and what a reader of /v1/live costs
 
 Prints one JSON object: tokens/s in process and served, CPU of each process, CPU per SSE chunk (built, and sent), and
 the event loop's lag and the slowest /health while texts of 600 kB arrive beside the streams. The client only reads
@@ -20,11 +22,15 @@ import selectors
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +44,9 @@ from headway.serve.dialects.openai.format import ChatFormat  # noqa: E402
 
 WORDS = "the quick brown fox jumps over a lazy dog while seventeen ships sail to distant harbours "
 PROMPT = "Tell me a long story about a fox, number {}."
+KEY = "sk-benchmark"
+LIMITS = ["--requests-per-minute", "100000", "--input-tokens-per-minute", "100000000", "--output-tokens-per-minute",
+          "100000000", "--max-concurrent", "1000"]  # fmt: skip
 
 
 def cpu_seconds(pid: int) -> float:
@@ -80,13 +89,22 @@ def in_process(model: str | None, streams: int, tokens: int) -> tuple[float, flo
 
 
 class Served:
-    """A server process and its engine."""
+    """A server process and its engine.
 
-    def __init__(self, model: str | None, scripted: bool) -> None:
+    Args:
+        limits: with a key that has limits of every kind, and a price for receipts.
+    """
+
+    def __init__(self, model: str | None, scripted: bool, limits: bool = False) -> None:
+        self._head = f"authorization: Bearer {KEY}\r\nx-headway-receipt: 1\r\n" if limits else ""
         command = [sys.executable, str(ROOT / "tests/serve/mock_server.py"), "{}"]
         if not scripted:
             command = [sys.executable, "-m", "headway", "serve", *([model] if model else []), "--port", "0"]
             command += ["--max-model-len", "2048"]
+        if limits:
+            keys = Path(tempfile.mkdtemp()) / "keys"
+            keys.write_text(f"{KEY}\n")
+            command += ["--api-key-file", str(keys), "--price", "2.5", *LIMITS]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -100,13 +118,16 @@ class Served:
     def post(self, body: dict[str, Any]) -> socket.socket:
         """Send a completion request; its answer is not read here."""
         data = json.dumps(body).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n" + self._head
         connection = socket.create_connection(("127.0.0.1", self.port))
         connection.sendall(f"{head}connection: close\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
         return connection
 
     def get(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
+        asked = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}")
+        if self._head:
+            asked.add_header("authorization", f"Bearer {KEY}")
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             return answer.read()
 
     def streams(self, streams: int, tokens: int) -> tuple[float, int]:
@@ -126,6 +147,49 @@ class Served:
                         selector.unregister(key.fileobj)
                         key.fileobj.close()  # type: ignore[union-attr]
         return time.perf_counter() - begin, events
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Somebody reads /v1/live meanwhile."""
+        head = f"GET /v1/live HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n{self._head}\r\n"
+        with socket.create_connection(("127.0.0.1", self.port)) as connection:
+            connection.sendall(head.encode())
+
+            def read() -> None:
+                with suppress(OSError):
+                    while connection.recv(1 << 16):
+                        pass
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            yield
+            connection.shutdown(socket.SHUT_RDWR)
+            reader.join()
+
+    def cost(self, streams: int, tokens: int) -> dict[str, float]:
+        """Of a round of streams: CPU seconds of the processes, events, and tokens/s."""
+        before = cpu_seconds(self.process.pid), cpu_seconds(self.engine), time.process_time()
+        seconds, events = self.streams(streams, tokens)
+        api, engine = cpu_seconds(self.process.pid) - before[0], cpu_seconds(self.engine) - before[1]
+        return {
+            "served_tokens_per_s": streams * tokens / seconds, "events": events, "api_cpu_s": api,
+            "api_cpu_us_per_event": api / events * 1e6, "engine_cpu_s": engine,
+            "client_cpu_s": time.process_time() - before[2], "wall_s": seconds,
+        }  # fmt: skip
+
+    def cost_of_live(self, streams: int, tokens: int, rounds: int) -> dict[str, float]:
+        """Shares that a reader of /v1/live adds to the CPU time of both processes and takes of tokens/s: medians of
+        pairs of rounds."""
+        cpu, rate = [], []
+        for number in range(rounds):
+            found = {}
+            for watched in (False, True) if number % 2 else (True, False):
+                with self.watched() if watched else nullcontext():
+                    found[watched] = self.cost(streams, tokens)
+            spent = {which: one["api_cpu_s"] + one["engine_cpu_s"] for which, one in found.items()}
+            cpu.append(spent[True] / spent[False] - 1)
+            rate.append(1 - found[True]["served_tokens_per_s"] / found[False]["served_tokens_per_s"])
+        return {"live_cost_in_cpu": median(cpu), "live_cost": median(rate)}
 
     def lag_under_large_prompts(self, streams: int, seconds: float = 10.0) -> dict[str, float]:
         """p99 bucket of the loop's lag and the slowest /health while streams run and two clients send texts of 600 kB:
@@ -180,29 +244,24 @@ def main() -> None:
     arguments.add_argument("--scripted", action="store_true")
     arguments.add_argument("--streams", type=int, default=32)
     arguments.add_argument("--tokens", type=int, default=128)
+    arguments.add_argument("--limits", action="store_true")
+    arguments.add_argument("--live", type=int, nargs="?", const=5, default=0, help="rounds with and without")
     given = arguments.parse_args()
     report: dict[str, Any] = {"streams": given.streams, "tokens": given.tokens, "chunk_us": chunk_microseconds()}
     if not given.scripted:
         rate, cpu = in_process(given.model, given.streams, given.tokens)
         report |= {"in_process_tokens_per_s": rate, "in_process_cpu_s": cpu}
-    server = Served(given.model, given.scripted)
+    server = Served(given.model, given.scripted, given.limits)
     try:
         server.streams(given.streams, 2)
-        before = cpu_seconds(server.process.pid), cpu_seconds(server.engine), time.process_time()
-        seconds, events = server.streams(given.streams, given.tokens)
-        api, engine = cpu_seconds(server.process.pid) - before[0], cpu_seconds(server.engine) - before[1]
-        report |= {
-            "served_tokens_per_s": given.streams * given.tokens / seconds,
-            "events": events,
-            "api_cpu_s": api,
-            "api_cpu_us_per_event": api / events * 1e6,
-            "engine_cpu_s": engine,
-            "client_cpu_s": time.process_time() - before[2],
-            "wall_s": seconds,
-        }
+        report |= server.cost(given.streams, given.tokens)
         if "in_process_tokens_per_s" in report:
             report["server_cost"] = 1 - report["served_tokens_per_s"] / report["in_process_tokens_per_s"]
-            report["server_cost_in_cpu"] = (api + engine) / report["in_process_cpu_s"] - 1
+            report["server_cost_in_cpu"] = (report["api_cpu_s"] + report["engine_cpu_s"]) / report[
+                "in_process_cpu_s"
+            ] - 1
+        if given.live:
+            report |= server.cost_of_live(given.streams, given.tokens, given.live)
         report |= server.lag_under_large_prompts(given.streams)
     finally:
         server.close()
