@@ -375,3 +375,16 @@ def test_prefill_pools_have_a_degree_and_hardware_of_their_own() -> None:
         assert row.prefill is not None
         decodes, prefills = row.replicas * row.gpus, row.prefill_replicas * row.prefill.gpus
         assert row.usd_per_hour == pytest.approx(decodes * price["h100"] + prefills * price["b200"])
+
+
+def test_a_claim_beyond_its_device_is_shown_beside_the_most_that_is_possible(tmp_path: Path) -> None:
+    path = tmp_path / "claims.csv"
+    path.write_text("model,gpu,gpu_count,quant,batch,tok_s_out\nllama-3.1-8b,h100,1,bf16,1,2000\n")
+    found = audit(path)
+    (claim,) = found.claims
+    assert claim.claimed == 2000 and claim.possible == pytest.approx(2000 / claim.mbu)
+    row = {"model": "llama-3.1-8b", "gpu": "h100", "gpu_count": "1", "quant": "bf16", "batch": "1"}
+    assert judge(2, row | {"tok_s_out": str(0.999 * claim.possible)}).flags == ()
+    write_page(document(found), tmp_path / "page.html", "headway plan audit claims.csv")
+    page = (tmp_path / "page.html").read_text()
+    assert "<svg" in page and "claimed 2,000 tok/s, at most" in page

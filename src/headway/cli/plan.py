@@ -48,7 +48,7 @@ VERBS = {
     "estimate": Verb("estimates.estimate", "TTFT and TPOT of served requests with their range."),
     "search": Verb("options.find", "Rank deployments that carry this traffic within these targets, cheapest first.",
                    "deployments", plot=True),
-    "audit": Verb("audit.audit", "Flag speed claims that break physics.", "claims"),
+    "audit": Verb("audit.audit", "Flag speed claims that break physics.", "claims", plot=True),
     "score": Verb("score.score", "Hold estimates against measured runs: error, bias, coverage of the range."),
 }  # fmt: skip
 

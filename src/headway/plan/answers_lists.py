@@ -147,8 +147,9 @@ class Devices(Verdict, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """The verdict on one row of a file, by its line. `flags` empty: nothing impossible found. `unchecked`: why it could
-    not be judged, if so. `doubt`: why its device cannot have done it alone."""
+    """The verdict on one row of a file, by its line. `flags` empty: nothing impossible found.
+    `claimed`, `possible`: tokens/s of a row beyond its device, and the most that this could do. `unchecked`: why it
+    could not be judged, if so. `doubt`: why its device cannot have done it alone."""
 
     row: int
     model: str
@@ -158,6 +159,8 @@ class Claim(msgspec.Struct, frozen=True):
     flags: tuple[str, ...]
     unchecked: str
     doubt: str = ""
+    claimed: float | None = None
+    possible: float | None = None
 
 
 class Audit(Verdict, frozen=True, kw_only=True):

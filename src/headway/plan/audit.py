@@ -102,7 +102,12 @@ def judge(number: int, row: Mapping[str, str]) -> Claim:
     if work is not None and work > 1:
         sparse = "; it fits the 2:4-sparse figure only" if work <= 2 else ""
         flags.append(f"arithmetic at {work:.2f} times the dense peak (MFU > 1){sparse}")
-    return msgspec.structs.replace(verdict(flags, "", read, work), doubt=_doubt(device, gpus, _total(text), width))
+    found = msgspec.structs.replace(verdict(flags, "", read, work), doubt=_doubt(device, gpus, _total(text), width))
+    beyond = max(read / MOST_DRAFTS if speculating else read, work or 0.0)
+    if not flags or beyond <= 1:
+        return found
+    claimed = values["tok_s"] or (batch or 1.0) * 1e3 / (values["tpot_ms"] or 1.0)
+    return msgspec.structs.replace(found, claimed=claimed, possible=claimed / beyond)
 
 
 def _decode_mbu(values: Mapping[str, float | None], batch: float | None, weights: float, bandwidth: float) -> float:

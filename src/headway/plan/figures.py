@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.plan.answers import Frontier, Step, TensorParallel
-from headway.plan.answers_lists import Search
+from headway.plan.answers_lists import Audit, Search
 from headway.report.figures import LIMIT
 from headway.roofline.frontier import FrontierPoint
 
@@ -55,6 +55,18 @@ def degrees(axes: Any, answer: TensorParallel) -> None:
     axes.bar(names, reduce, bottom=rest, label="all-reduce")
     axes.set(xlabel="GPUs", ylabel="ms per step", title=f"{answer.model}, batch {answer.batch}")
     axes.legend(fontsize="small")
+
+
+def audit(axes: Any, answer: Audit) -> None:
+    """Speeds claimed beyond a device, and the nearest possible ones."""
+    beyond = [claim for claim in answer.claims if claim.possible][:30]
+    names = [f"line {claim.row}: {claim.model} on {claim.hardware}" for claim in beyond]
+    axes.hlines(names, *([getattr(claim, end) for claim in beyond] for end in ("possible", "claimed")), color="grey")
+    axes.plot([claim.possible for claim in beyond], names, "o", label="the most that is possible")
+    axes.plot([claim.claimed for claim in beyond], names, "o", label="claimed", color=LIMIT)
+    axes.margins(y=0.2)
+    axes.set(xlabel="tokens/s", xscale="log", title="Claims beyond their devices")
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False)
 
 
 def search(axes: Any, answer: Search) -> None:

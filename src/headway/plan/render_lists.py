@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from headway.plan.answers_lists import Audit, Devices, Models, Score
+from functools import partial
+
+from headway.plan import figures
+from headway.plan.answers_lists import Audit, Claim, Devices, Models, Score
 from headway.plan.parts import document
-from headway.report.document import Document, Grid, Listing, Part, Text
+from headway.report.document import Document, Drawing, Grid, Listing, Part, Text
 from headway.report.units import count, dollars, gigabytes, parameters
 from headway.roofline.hardware import Hardware
 
@@ -51,8 +54,10 @@ def _(a: Audit) -> Document:
     impossible = f"{a.flagged} {'is' if a.flagged == 1 else 'are'} impossible as labelled"
     lines: list[Part] = [Text(f"{a.rows} claims, {a.checked} could be checked, {impossible}")]
     if a.claims:
-        why = [f"line {c.row}: {c.model} on {c.hardware}: {'; '.join(c.flags)}" for c in a.claims]
+        why = [f"line {c.row}: {c.model} on {c.hardware}: {'; '.join(c.flags)}{_nearest(c)}" for c in a.claims]
         lines.append(Listing("impossible", why))
+        if any(c.possible for c in a.claims):
+            lines.append(Drawing(partial(figures.audit, answer=a)))
     if a.doubted:
         at = ", ".join(str(claim.row) for claim in a.doubted)
         doubt = "do not fit in the memory of their devices: a part was kept elsewhere, or the row is wrong"
@@ -60,6 +65,12 @@ def _(a: Audit) -> Document:
     unchecked = sorted(a.unchecked.items(), key=lambda item: -item[1])
     lines += [Text(f"not checked: {number} x {reason}") for reason, number in unchecked[:10]]
     return Document(a.file, lines)
+
+
+def _nearest(c: Claim) -> str:
+    if c.claimed is None or c.possible is None:
+        return ""
+    return f"; claimed {count(c.claimed)} tok/s, at most {count(c.possible)} are possible"
 
 
 @document.register
