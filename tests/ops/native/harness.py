@@ -106,18 +106,10 @@ def quantised(x: np.ndarray, group: int) -> np.ndarray:
     for start in range(0, x.shape[1], group):
         part = x[:, start : start + group].astype(np.float32)
         largest = np.abs(part).max(axis=1, keepdims=True)
-        scale = steps(largest / np.float32(127)) if group <= 32 else largest / np.float32(127)
-        by = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=largest >= 1e-35)
+        scale = largest / np.float32(127)
+        by = np.divide(np.float32(127), largest, out=np.zeros_like(scale), where=largest >= 1e-35)
         out[:, start : start + group] = np.rint(part * by).astype(np.float64) * scale
     return out
-
-
-def steps(scale: np.ndarray) -> np.ndarray:
-    """The next powers of the root of 2, at least 2^-100."""
-    fraction, power = np.frexp(np.maximum(scale, np.float32(2.0**-100)))  # fraction from 0.5 up to 1
-    root = np.float32(2**0.5)
-    factor = np.where(fraction == 0.5, np.float32(0.5), np.where(fraction <= root / 2, root / 2, np.float32(1)))
-    return np.ldexp(factor.astype(np.float32), power)
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:

@@ -9,14 +9,6 @@
 
 namespace headway {
 
-// Scales of small groups are powers of the root of 2, since multiplying by any number would cost a tenth of the time: with
-// scale = 2^e a step is e << 23, what multiplies a float when added to its bits; 1 more stands for HALF_STEP times that (and
-// makes the product larger by one unit in the last place). NO_NUMBER stands for NaN.
-constexpr int LARGEST_STEPPED = 32;
-constexpr float HALF_STEP = 1.41421356f;
-constexpr int32_t NO_NUMBER = 2;
-constexpr int SMALLEST_STEP = -100, LARGEST_STEP = 110;  // so that the product with a float16, not 0, is a normal float
-
 // Token rows in the forms linear kernels read. A form that is not wanted is null.
 struct Activations {
   int width = 0;               // numbers per row
@@ -30,8 +22,7 @@ struct Activations {
 
   // Inputs that share a scale are the weights' groups: x = scale * q.
   int group = 0;
-  float* scale = nullptr;      // [rows][groups]; of groups up to LARGEST_STEPPED only paired kernels have it,
-  int32_t* step = nullptr;     // and others this in its place: see HALF_STEP
+  float* scale = nullptr;      // [rows][groups]
   float* sum = nullptr;        // [rows][groups]: scale times the sum of q, what a group's minimum is multiplied by
   int32_t* offset8 = nullptr;  // [rows][groups]: -zero times the sum of q, with the zero of 8-bit codes; of paired kernels what
                                // turning codes takes from a group: the sum of the magnitudes of its negative q

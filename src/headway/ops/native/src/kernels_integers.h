@@ -10,7 +10,6 @@ namespace headway {
 namespace {
 
 constexpr int INTEGER_ROWS = Simd::ROWS;
-constexpr bool STEPS = true;  // small groups of activations have steps, see HALF_STEP
 constexpr bool PAIRED = false;
 HW_INLINE void store_turned(uint8_t*, Simd::I) {}
 
@@ -42,33 +41,19 @@ HW_INLINE void dot_codes(Simd::I (&dots)[ROWS][VECTORS], const uint8_t* codes, c
   }
 }
 
-// STEPPED: the activations' scales are steps (see Activations). A vector of weight scales then meets a row's scale in an
-// integer addition, which costs no time on the units that multiply.
-template <int BITS, bool MIN, bool STEPPED, int ROWS>
+template <int BITS, bool MIN, int ROWS>
 void integer_rows(const Matrix& m, const Slice& s, const Activations& a, int row, float* acc, size_t acc_stride) {
   const size_t groups = a.groups(), stride = a.stride, first = row * groups + s.begin / m.group;
   const int8_t* q = a.q + row * stride + s.begin;
   const float *scales = a.scale + first, *totals = a.sum + first;
-  const int32_t *steps = a.step + first, *offsets = (BITS == 8 ? a.offset8 : a.offset4) + first;
+  const int32_t* offsets = (BITS == 8 ? a.offset8 : a.offset4) + first;
   const uint8_t* w = s.weights;
   Simd::F sums[ROWS][VECTORS];
   load_sums<ROWS>(sums, s.first, acc, acc_stride);
-  alignas(64) float variants[3][TILE];  // of the weights' scales: as they are, for half steps, for what is no number
-  if constexpr (STEPPED) {
-    for (int v = 0; v < VECTORS; ++v) Simd::store(variants[2] + v * Simd::W, Simd::set1(NAN));
-  }
-  for (int left = s.end - s.begin; left > 0; left -= m.group, ++scales, ++totals, ++steps, ++offsets) {
+  for (int left = s.end - s.begin; left > 0; left -= m.group, ++scales, ++totals, ++offsets) {
     const uint16_t* by = reinterpret_cast<const uint16_t*>(w);
     fetch_ahead(w, s);
     w += (MIN ? 4 : 2) * TILE;
-    if constexpr (STEPPED) {
-#pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) {
-        const Simd::F scale = Simd::load_f16(by + v * Simd::W);
-        Simd::store(variants[0] + v * Simd::W, scale);
-        Simd::store(variants[1] + v * Simd::W, Simd::mul(scale, Simd::set1(HALF_STEP)));
-      }
-    }
     Simd::I dots[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
@@ -84,26 +69,13 @@ void integer_rows(const Matrix& m, const Slice& s, const Activations& a, int row
       q += 16;
       w += TILE * BITS * 2;
     }
-    if constexpr (STEPPED) {
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) {
+      const Simd::F scale = Simd::load_f16(by + v * Simd::W);
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; ++r) {
-        const float* variant = variants[steps[r * groups] & 3];
-        const Simd::I step = Simd::broadcast4(steps + r * groups);
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; ++v) {
-          const Simd::F scale = Simd::add_exponent(Simd::load(variant + v * Simd::W), step);
-          sums[r][v] = Simd::fma(Simd::to_float(dots[r][v]), scale, sums[r][v]);
-        }
-      }
-    } else {
-#pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) {
-        const Simd::F scale = Simd::load_f16(by + v * Simd::W);
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r) {
-          const Simd::F part = Simd::mul(Simd::to_float(dots[r][v]), scale);
-          sums[r][v] = Simd::fma(part, Simd::set1(scales[r * groups]), sums[r][v]);
-        }
+        const Simd::F whole = Simd::mul(scale, Simd::set1(scales[r * groups]));
+        sums[r][v] = Simd::fma(Simd::to_float(dots[r][v]), whole, sums[r][v]);
       }
     }
     if constexpr (MIN) {
@@ -118,18 +90,12 @@ void integer_rows(const Matrix& m, const Slice& s, const Activations& a, int row
   store_sums<ROWS>(sums, acc, acc_stride);
 }
 
-template <int BITS, int ROWS>
-void scaled_rows(const Matrix& m, const Slice& s, const Activations& a, int row, float* acc, size_t acc_stride) {
-  const bool stepped = m.group <= LARGEST_STEPPED;
-  const auto rows = m.has_min ? (stepped ? integer_rows<BITS, true, true, ROWS> : integer_rows<BITS, true, false, ROWS>)
-                              : (stepped ? integer_rows<BITS, false, true, ROWS> : integer_rows<BITS, false, false, ROWS>);
-  rows(m, s, a, row, acc, acc_stride);
-}
-
 template <int ROWS>
 void integer_rows(const Matrix& m, const Slice& s, const Activations& a, int row, float* acc, size_t acc_stride) {
-  if (m.storage == Storage::int8) return scaled_rows<8, ROWS>(m, s, a, row, acc, acc_stride);
-  return scaled_rows<4, ROWS>(m, s, a, row, acc, acc_stride);
+  const bool bytes = m.storage == Storage::int8;
+  const auto rows = m.has_min ? (bytes ? integer_rows<8, true, ROWS> : integer_rows<4, true, ROWS>)
+                              : (bytes ? integer_rows<8, false, ROWS> : integer_rows<4, false, ROWS>);
+  rows(m, s, a, row, acc, acc_stride);
 }
 
 }  // namespace

@@ -12,7 +12,6 @@ namespace headway {
 namespace {
 
 constexpr int INTEGER_ROWS = 4;
-constexpr bool STEPS = false;  // scales of activations are floats: to multiply by them takes no longer
 constexpr bool PAIRED = true;
 
 // How codes of a matrix meet activations within -127..127:

@@ -98,39 +98,16 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
   }
 }
 
-struct Scale {
-  float factor;  // x = factor * q; NaN for a group with an infinity or NaN
-  int32_t step;  // of small groups, see HALF_STEP
-};
-
-// Small groups: the smallest step that fits. More than the largest one, some 1e35, counts as infinite.
-HW_INLINE Scale stepped_scale(float largest) {
-  const uint32_t fits = float_to_bits(largest / 127.0f), half = float_to_bits(HALF_STEP) & 0x7fffff;
-  const uint32_t rest = fits & 0x7fffff;
-  int power = (int)(fits >> 23) - 127 + (rest > half);
-  bool odd = rest > 0 && rest <= half;
-  if (power > LARGEST_STEP) return {NAN, NO_NUMBER};
-  if (power < SMALLEST_STEP) power = SMALLEST_STEP, odd = false;
-  return {bits_to_float((uint32_t)(power + 127) << 23) * (odd ? HALF_STEP : 1.0f), power * (1 << 23) + odd};
-}
-
-HW_INLINE Scale scale_of(float largest, bool stepped) {
-  if (!(largest < INFINITY)) return {NAN, NO_NUMBER};
-  if (stepped) return stepped_scale(largest);
-  return {largest < 1e-35f ? 0.0f : largest / 127.0f, 0};  // below, 127 / largest would overflow
-}
-
 // Inputs [g, g + n) of a row, a group, from p. A group with an infinity or NaN gets the scale NaN, so its row's results
 // are NaN and nothing is hidden.
 HW_INLINE void quantise_group(const float* p, int g, int n, Activations& a, int row) {
-  const bool stepped = a.group <= LARGEST_STEPPED;
   int8_t* q = a.q + row * a.stride + g;
   Simd::I bits = Simd::zero_i();
   for (int i = 0; i < n; i += Simd::W) bits = Simd::max_i(bits, Simd::magnitude_bits(load_part(p + i, n - i)));
   const float largest = bits_to_float((uint32_t)Simd::largest_i(bits));
-  const Scale scale = scale_of(largest, stepped);
-  const bool broken = scale.factor != scale.factor;
-  const Simd::F by = Simd::set1(broken || scale.factor == 0 ? 0.0f : stepped ? 1.0f / scale.factor : 127.0f / largest);
+  const bool broken = !(largest < INFINITY), none = largest < 1e-35f;  // of such, 127 / largest would overflow
+  const float scale = broken ? NAN : none ? 0.0f : largest / 127.0f;
+  const Simd::F by = Simd::set1(broken || none ? 0.0f : 127.0f / largest);
   Simd::I sum = Simd::zero_i(), positive = Simd::zero_i();
   for (int i = 0; i < round_up(n, SMALLEST_GROUP); i += Simd::W) {
     Simd::I v = Simd::zero_i();
@@ -144,12 +121,8 @@ HW_INLINE void quantise_group(const float* p, int g, int n, Activations& a, int 
   }
   const int32_t total = Simd::sum_i(sum);
   const size_t at = (size_t)row * a.groups() + g / a.group;
-  if (stepped && STEPS) {
-    a.step[at] = scale.step;
-  } else {
-    a.scale[at] = scale.factor;
-  }
-  a.sum[at] = scale.factor * (float)total;
+  a.scale[at] = scale;
+  a.sum[at] = scale * (float)total;
   a.offset8[at] = PAIRED ? Simd::sum_i(positive) - total : -128 * total;
   a.offset6[at] = -32 * total;
   a.offset4[at] = -8 * total;

@@ -129,13 +129,7 @@ Activations gather(const Step& step, int x, const Matrix& w, const int32_t* slot
   }
   copy(a.q, a.stride);
   if (step.engine.kernels.paired) copy(a.turned, 2 * a.stride);
-  if (w.group > LARGEST_STEPPED) {
-    copy(a.scale, a.groups());
-    a.step = reinterpret_cast<int32_t*>(a.scale);
-  } else {
-    copy(a.step, a.groups());
-    a.scale = reinterpret_cast<float*>(a.step);
-  }
+  copy(a.scale, a.groups());
   copy(a.sum, a.groups());
   copy(a.offset8, a.groups());
   copy(a.offset6, a.groups());

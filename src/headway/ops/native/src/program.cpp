@@ -52,7 +52,6 @@ Activations Step::activations(int number, int group) const {
     a.q = buffer.integers[i].q.as<int8_t>();
     a.turned = buffer.integers[i].turned.as<uint8_t>();
     a.scale = buffer.integers[i].scale.as<float>();
-    a.step = buffer.integers[i].scale.as<int32_t>();  // a group's size decides which of the two it has
     a.sum = buffer.integers[i].sum.as<float>();
     a.offset8 = buffer.integers[i].offset8.as<int32_t>();
     a.offset6 = buffer.integers[i].offset6.as<int32_t>();

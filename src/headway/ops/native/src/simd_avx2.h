@@ -89,7 +89,6 @@ struct Simd {
   }
   HW_INLINE I add_i(I a, I b) { return _mm256_add_epi32(a, b); }
   HW_INLINE I max_i(I a, I b) { return _mm256_max_epi32(a, b); }
-  HW_INLINE F add_exponent(F a, I step) { return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), step)); }  // the sum of their bits
   HW_INLINE int32_t sum_i(I a) {
     __m128i x = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
     x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));

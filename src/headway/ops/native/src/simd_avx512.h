@@ -72,7 +72,6 @@ struct Simd {
   }
   HW_INLINE I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
   HW_INLINE I max_i(I a, I b) { return _mm512_max_epi32(a, b); }
-  HW_INLINE F add_exponent(F a, I step) { return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), step)); }  // the sum of their bits
   HW_INLINE int32_t sum_i(I a) { return _mm512_reduce_add_epi32(a); }
   HW_INLINE int32_t largest_i(I a) { return _mm512_reduce_max_epi32(a); }
   HW_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }

@@ -95,7 +95,6 @@ struct Simd {
   }
   HW_INLINE I add_i(I a, I b) { return ints([&](int i) { return a.v[i] + b.v[i]; }); }
   HW_INLINE I max_i(I a, I b) { return ints([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
-  HW_INLINE F add_exponent(F a, I step) { return floats([&](int i) { return bits_to_float(float_to_bits(a.v[i]) + (uint32_t)step.v[i]); }); }  // the sum of their bits
   HW_INLINE int32_t sum_i(I a) {
     int32_t s = 0;
     for (int i = 0; i < 8; ++i) s += a.v[i];
