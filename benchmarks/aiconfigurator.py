@@ -154,10 +154,10 @@ def report(runs: Sequence[PublicRun]) -> str:
     groups: dict[tuple[str, str, str], list[int]] = {}
     for at, run in enumerate(found.runs):
         groups.setdefault((run.model, run.system, run.backend), []).append(at)
-    for name, rows in sorted(groups.items()):
+    for group, rows in sorted(groups.items()):
         errors = [found.error(who, "tpot", rows) for who in WHO]
         mark = "nearer" if errors[2] < errors[0] else ""
-        lines.append(row_of(" | ".join(name), errors, len(rows)) + f" {mark} |")
+        lines.append(row_of(" | ".join(group), errors, len(rows)) + f" {mark} |")
     return "\n".join(lines) + "\n"
 
 
