@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 
 from headway.core.events import AnyEvent, StepDone
 from headway.core.request import SamplingParams
-from headway.engine.build import Engine, build_engine
+from headway.engine.build import build_engine
+from headway.engine.engine import Engine
 from headway.engine.messages import Submit
 from headway.engine.options import EngineOptions
 

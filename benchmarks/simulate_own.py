@@ -38,7 +38,8 @@ from headway import SamplingParams
 from headway.core.clock import to_seconds
 from headway.core.errors import BadInput
 from headway.core.events import StepDone
-from headway.engine.build import Engine, build_engine
+from headway.engine.build import build_engine
+from headway.engine.engine import Engine
 from headway.engine.event_file import read_events
 from headway.engine.machine import usable_cores, wall_clock
 from headway.engine.messages import Submit

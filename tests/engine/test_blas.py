@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from threadpoolctl import ThreadpoolController
 
-from headway.engine import build
+from headway.engine.backends import limit_blas
+from headway.engine.machine import usable_cores
 from tests.serve.conftest import write_tiny_checkpoint
 
 SCRIPT = """
@@ -34,7 +35,7 @@ def test_threads_are_those_of_numpy_too(tmp_path: Path) -> None:
     shown = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True)
     lines = shown.stdout.splitlines()
     assert lines[:2] == ["1 1", "3 3"], shown.stderr
-    assert lines[2] == f"None {min(3, build.usable_cores())}", "never raised without being asked"
+    assert lines[2] == f"None {min(3, usable_cores())}", "never raised without being asked"
 
 
 def test_a_library_that_cannot_be_told_is_a_warning(
@@ -44,7 +45,7 @@ def test_a_library_that_cannot_be_told_is_a_warning(
         ThreadpoolController, "select", lambda self, user_api: ThreadpoolController._from_controllers([])
     )
     with caplog.at_level(logging.WARNING):
-        build._limit_blas(None, 2)
+        limit_blas(None, 2)
         assert caplog.text == ""
-        build._limit_blas(2, 2)
+        limit_blas(2, 2)
     assert "--threads does not reach numpy's linear algebra here; set OMP_NUM_THREADS=2" in caplog.text

@@ -8,7 +8,7 @@ import pytest
 
 from headway import LLM, SamplingParams
 from headway.core.errors import BadInput
-from headway.engine.build import STABLE_BLOCKS
+from headway.engine.backends import STABLE_BLOCKS
 from headway.ops import native
 from tests.serve.conftest import write_tiny_checkpoint
 

@@ -35,7 +35,7 @@ def calibrate(
     import msgspec
 
     from headway.core.errors import BadInput, HeadwayError
-    from headway.engine.build import make_backend
+    from headway.engine.backends import make_backend
     from headway.engine.event_file import read_header
     from headway.engine.machine import usable_cores
     from headway.engine.profile import held_formats, profile_path, saved_profile

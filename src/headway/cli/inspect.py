@@ -48,7 +48,7 @@ def inspect(
     from headway.cli.command import command_line
     from headway.cli.terminal import fetching
     from headway.core.errors import BadInput
-    from headway.engine.build import default_params
+    from headway.engine.engine import default_params
     from headway.engine.inspection import inspect as look
     from headway.model.load import open_model
     from headway.model.source import DEFAULT_MODEL, merges_folder

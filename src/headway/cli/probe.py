@@ -54,7 +54,7 @@ def probe(
 
     from headway.cli.terminal import note, progress
     from headway.core.errors import HeadwayError
-    from headway.engine.build import make_backend
+    from headway.engine.backends import make_backend
     from headway.engine.machine import usable_cores
     from headway.engine.profile import profile_path
     from headway.measure.doubts import WAITING, Waiting, doubts

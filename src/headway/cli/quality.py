@@ -47,7 +47,7 @@ def quality(
 
     from headway.cli.terminal import progress
     from headway.core.errors import BadInput
-    from headway.engine.build import make_backend
+    from headway.engine.backends import make_backend
     from headway.engine.machine import usable_cores
     from headway.measure.quality import quality as compare
     from headway.report.document import show

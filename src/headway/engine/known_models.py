@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import HeadwayError
-from headway.engine.build import make_backend
+from headway.engine.backends import make_backend
 from headway.engine.machine import free_memory, usable_cores
 from headway.engine.profile import held_formats, saved_profile
 from headway.engine.references import load_shape

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from headway.core.errors import BadInput, EngineDead, HeadwayError, Reject, Rejected, refusal
 from headway.core.request import SamplingParams
-from headway.engine.build import Progress, build_engine
+from headway.engine.build import build_engine
 from headway.engine.embedding import check_dimensions, vector
 from headway.engine.interrupt import uninterrupted
 from headway.engine.loop import EngineLoop
@@ -27,6 +27,7 @@ from headway.engine.options import EngineOptions, takes_options
 from headway.engine.progress import batch_bar
 from headway.engine.results import Choice, Completion
 from headway.engine.vote import Vote, by_json_path, by_regex, decided
+from headway.model.source import Progress
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]

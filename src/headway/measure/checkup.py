@@ -9,7 +9,7 @@ from statistics import median
 import msgspec
 
 from headway.core.errors import BadInput
-from headway.engine.build import make_backend
+from headway.engine.backends import make_backend
 from headway.engine.machine import free_memory, isa, usable_cores
 from headway.engine.profile import held_formats, saved_profile, step_time
 from headway.measure.fit import Observation
