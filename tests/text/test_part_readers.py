@@ -15,11 +15,10 @@ from headway.text.part_readers import (
     HarmonyReader,
     HermesReader,
     MistralReader,
-    PythonReader,
     ThinkingReader,
-    ToolCodeReader,
 )
 from headway.text.parts import CallArguments, CallBegun, Part, PartParser, Said, Thought
+from headway.text.python_calls import PythonReader, ToolCodeReader
 
 TOOLS = ("weather", "now")
 ARGUMENTS = '{"city": "Zürich {\\"a\\"}", "days": [1, {"n": 2}]}'

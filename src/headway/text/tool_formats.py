@@ -17,10 +17,9 @@ from headway.text.part_readers import (
     HarmonyReader,
     HermesReader,
     MistralReader,
-    PythonReader,
-    ToolCodeReader,
 )
 from headway.text.parts import PartParser
+from headway.text.python_calls import PythonReader, ToolCodeReader
 
 
 class Declared(Protocol):
