@@ -32,6 +32,8 @@ def chain(length: int) -> dict[str, Any]:
         Grammar.json_schema(True),
         Grammar.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}}),
         Grammar.json_schema({"type": "array", "items": {"const": {"uniqueItems": False}}, "uniqueItems": False}),
+        Grammar.json_schema({"type": "string", "format": "uri-reference"}),  # an annotation
+        Grammar.json_schema({"properties": {"format": {"format": "int64"}, "other": {"const": {"format": "odd"}}}}),
         Grammar.regex("[a-z]+|"),
         Grammar.choice(["a", 'é "quoted"\n', "a longer one"]),
         Grammar.ebnf('start: "a" b\nb: /[0-9]+/'),
@@ -59,7 +61,6 @@ def test_what_can_be_followed_is_compiled(checker: GrammarChecker, grammar: Gram
         (Grammar.json_schema("{"), "response_format: Expecting property name"),
         (Grammar.json_schema({"$ref": "#/nowhere"}), "'/nowhere' does not exist"),
         (Grammar.json_schema({"$ref": "http://localhost/a"}), "Default retriever does not fetch"),
-        (Grammar.json_schema({"type": "string", "format": "unheard-of"}), "Unknown format: unheard-of"),
         (Grammar.regex("(a"), "error: unclosed group"),
         (Grammar.regex("a(?=b)"), "error: look-around"),
         (Grammar.regex("(a{1000}){1000}"), "too many expressions constructed"),  # told behind its first letter

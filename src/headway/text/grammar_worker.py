@@ -26,6 +26,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 # with blanks for ever.
 WHITESPACE = r"(\x20|\x0A\x20{0,40})?"
 TRIED = 3  # tokens: a repetition of a repetition only shows its size behind the first one
+FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}  # asserted
 STATES = 32768  # of its lexer, made while it is followed and kept: half a kilobyte each, 16 MiB at most
 
 
@@ -63,7 +64,8 @@ def literal(text: str) -> str:
 
 
 def asserting(schema: Any) -> Any:
-    """A schema without `uniqueItems: false`, which asserts nothing, and which llguidance does not take."""
+    """A schema without what asserts nothing and llguidance does not take: `uniqueItems: false`, and formats that it
+    does not know, which are annotations by JSON Schema's own rule."""
     if isinstance(schema, list):
         return list(map(asserting, schema))
     if not isinstance(schema, dict):
@@ -72,6 +74,7 @@ def asserting(schema: Any) -> Any:
         key: value if key in ("enum", "const", "default", "examples") else asserting(value)
         for key, value in schema.items()
         if (key, value) != ("uniqueItems", False)
+        and not (key == "format" and isinstance(value, str) and value not in FORMATS)
     }
 
 
