@@ -71,7 +71,7 @@ class Look(msgspec.Struct, frozen=True, tag=True):
 Command = Submit | Cancel | LoadAdapter | UnloadAdapter | Explain | Look
 
 
-class Delta(msgspec.Struct, frozen=True, tag=True):
+class Delta(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """What one choice gained in one step.
 
     Attributes:

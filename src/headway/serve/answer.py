@@ -289,11 +289,13 @@ class Answer:
             if output.receipt is not None:
                 self.receipt += output.receipt
             choice = self._choices[output.id, output.choice]
-            choice.logprob_sum += sum([one.logprob for one in output.logprobs])
-            choice.logprob_count += len(output.logprobs)
+            if output.logprobs:
+                choice.logprob_sum += sum([one.logprob for one in output.logprobs])
+                choice.logprob_count += len(output.logprobs)
             if output.choice == 0:
                 choice.prompt.cached = output.cached
-            choice.prompt.logprobs += output.prompt_logprobs
+            if output.prompt_logprobs:
+                choice.prompt.logprobs += output.prompt_logprobs
             choice.prompt.pooled = output.pooled
             if output.tokens:
                 self.completion_tokens += len(output.tokens)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from headway.core.errors import HeadwayError
+from headway.engine.messages import Delta, Refusal
 from headway.serve.admission import retry_after
 from headway.serve.answer import Answer
 from headway.serve.choice import Choice, Gain
@@ -55,6 +56,7 @@ class Generation:
         self._failure: BaseException | None = None
         self._format = answer.query.format(answer)
         self._inbox = Inbox(answer.submits)
+        self._connection: Any = None  # that takes pieces without ASGI's layers; None = there is none
         self._sent = 0.0  # loop time at which the last piece had been taken
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,6 +73,7 @@ class Generation:
             connection = scope.get("headway.connection")
             if connection is not None:
                 connection.keep_alive_bytes = self._format.keep_alive
+            self._connection = connection
             await self._stream(send, dialect_of(scope.get("path", "")).names)
         except BaseException as error:
             self._failure = error
@@ -101,13 +104,26 @@ class Generation:
         outputs = await self._inbox.take()
         if self._inbox.client_gone:
             raise ClientDisconnect
-        self._answer.admitted = self._inbox.admitted
         try:
-            return self._answer.take(outputs)
+            return self._count(outputs)
         except ApiError as error:
             if error.code in ("queue_timeout", "deadline_exceeded"):
                 error.retry_after = retry_after(self._link.status.wait)
             raise
+
+    def _count(self, outputs: Sequence[Delta | Refusal]) -> Sequence[tuple[Choice, Gain]]:
+        self._answer.admitted = self._inbox.admitted
+        return self._answer.take(outputs)
+
+    def _sink(self, outputs: Sequence[Delta | Refusal]) -> bool:
+        """Send a step's outputs while the task of this request sleeps; False = the client does not keep up."""
+        if not self._connection.open_stream:
+            return False
+        data = self._joined(self._count(outputs))
+        if data:
+            self._connection.write_piece(data)
+            self._sent = asyncio.get_running_loop().time()
+        return True
 
     async def _whole(self, send: Send) -> None:
         while self._inbox.pending or self._inbox.waiting:
@@ -141,6 +157,8 @@ class Generation:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             await self._send(send, data or self._format.keep_alive)
+            if self._connection is not None and not self._answer.query.echo:
+                self._inbox.sink = self._sink
             while self._inbox.pending or self._inbox.waiting:
                 data = await self._chunks(await self._take())
                 if data:
@@ -154,10 +172,14 @@ class Generation:
         await self._send(send, data, last=True)
 
     async def _chunks(self, gained: Sequence[tuple[Choice, Gain]]) -> bytes:
-        chunk = self._format.chunk
         if self._answer.query.echo:  # a long prompt's log-probabilities are much to build
-            return await self._built(lambda: b"".join([chunk(choice, gain) for choice, gain in gained]))
-        return b"".join([chunk(choice, gain) for choice, gain in gained])
+            return await self._built(lambda: self._joined(gained))
+        return self._joined(gained)
+
+    def _joined(self, gained: Sequence[tuple[Choice, Gain]]) -> bytes:
+        if len(gained) == 1:
+            return self._format.chunk(*gained[0])
+        return b"".join([self._format.chunk(choice, gain) for choice, gain in gained])
 
     async def _built(self, build: Callable[[], T]) -> T:
         """What `build` makes of the answer so far, made in a thread where it is large."""

@@ -41,6 +41,8 @@ class Inbox:
         admitted: when the engine gave the first of them cache blocks, ps; None = not yet.
         client_gone: the client has left; nothing more will be read.
         error: why nothing more will come (the engine has ended, the server stops); None while something may.
+        sink: is given what comes while `take` waits, unless a choice ends with it; False = `take` shall have it. It
+            saves waking a task per request and step. What it raises, `take` raises.
     """
 
     def __init__(self, submits: Sequence[Submit]) -> None:
@@ -49,23 +51,40 @@ class Inbox:
         self.admitted: int | None = None
         self.client_gone = False
         self.error: HeadwayError | None = None
+        self.sink: Callable[[list[Delta | Refusal]], bool] | None = None
+        self._ends = False  # a choice, with what was not taken yet
         self._outputs: list[Delta | Refusal] = []
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, output: Delta | Refusal) -> None:
-        """Add an output; `wake` once after the last one of a turn."""
+    def put(self, output: Delta | Refusal) -> bool:
+        """Add an output -> whether it is the last one of its request; `wake` once after the last one of a turn."""
         self._outputs.append(output)
-        if isinstance(output, Refusal):
-            self.pending.pop(output.id, None)
-        elif output.finish is not None:
-            self.pending[output.id] -= 1
-            if not self.pending[output.id]:
-                del self.pending[output.id]
+        if isinstance(output, Delta) and output.finish is None:
+            return False
+        self._ends = True
+        left = self.pending.pop(output.id, 0) - 1
+        if isinstance(output, Delta) and left > 0:
+            self.pending[output.id] = left
+            return False
+        return True
 
     def wake(self) -> None:
-        """Let `take` return, with whatever is there."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        """Let `take` return, with whatever is there, unless the sink takes it."""
+        if self._waiter is None or self._waiter.done():
+            return
+        try:
+            if not self._sunk():
+                self._waiter.set_result(None)
+        except Exception as error:  # of this request alone: whoever reads for all does not see it
+            self._waiter.set_exception(error)
+
+    def _sunk(self) -> bool:
+        if self.sink is None or not self._outputs or self._ends or self.client_gone or self.error is not None:
+            return False
+        if not self.sink(self._outputs):
+            return False
+        self._outputs = []
+        return True
 
     @property
     def waiting(self) -> bool:
@@ -85,7 +104,7 @@ class Inbox:
             return []
         if not self._outputs and self.error is not None:
             raise self.error
-        outputs, self._outputs = self._outputs, []
+        outputs, self._outputs, self._ends = self._outputs, [], False
         return outputs
 
 
@@ -278,9 +297,8 @@ class EngineLink:
             inbox = self._inboxes.get(output.id)
             if inbox is None:  # cancelled meanwhile
                 continue
-            inbox.put(output)
             woken[inbox] = None
-            if isinstance(output, Refusal) or (isinstance(output, Delta) and output.id not in inbox.pending):
+            if inbox.put(output):
                 del self._inboxes[output.id]
                 self.backlog.gone(output.id)
 

@@ -244,9 +244,7 @@ class Metrics:
         self._seen.host.observe(event.seconds.outside / event.steps, event.steps)
         if event.predicted:
             self._compare(event.seconds.executor / event.predicted, event.steps)
-        for number, emitted in zip(event.rows, event.emitted, strict=True):
-            if emitted:
-                self._gaps(self._by_number[number], emitted, event.now)
+        self._gaps(event)
         for number in self._ended:
             del self._by_number[number]
         self._ended.clear()
@@ -274,13 +272,23 @@ class Metrics:
         seen.recent_ratio += share * (ratio - seen.recent_ratio)
         seen.recent_error += share * (abs(ratio - 1) - seen.recent_error)
 
-    def _gaps(self, live: _Live, emitted: int, now: int) -> None:
-        """Time between tokens: of a step's tokens all but the first have gap 0, as a client sees it."""
-        if live.last is not None:
-            self._seen.itl.observe(to_seconds(now - live.last))
-        if emitted > 1:
-            self._seen.itl.observe(0.0, emitted - 1)
-        live.last = now
+    def _gaps(self, event: events.StepDone) -> None:
+        """Time between tokens: of a step's tokens all but the first have gap 0, as a client sees it. Rows of a step
+        mostly share the step before it, so that one gap is counted for all of them."""
+        before: dict[int, int] = {}
+        together = 0
+        for number, emitted in zip(event.rows, event.emitted, strict=True):
+            if not emitted:
+                continue
+            live = self._by_number[number]
+            if live.last is not None:
+                before[live.last] = before.get(live.last, 0) + 1
+            together += emitted - 1
+            live.last = event.now
+        for last, rows in before.items():
+            self._seen.itl.observe(to_seconds(event.now - last), rows)
+        if together:
+            self._seen.itl.observe(0.0, together)
 
     def _bill(self, receipt: Receipt) -> None:
         self._seen.billed[receipt.tenant] = self._seen.billed.get(receipt.tenant, 0) + receipt.billed

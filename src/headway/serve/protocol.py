@@ -102,8 +102,22 @@ class GuardedProtocol(HttpToolsProtocol):
         elif not cycle.response_started and cycle.scope["http_version"] == "1.1":
             self.transport.write(CONTINUE)
         elif cycle.response_started and cycle.chunked_encoding and self.keep_alive_bytes:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(self.keep_alive_bytes), self.keep_alive_bytes))
+            self.write_piece(self.keep_alive_bytes)
         self._probe(number + 1)
+
+    @property
+    def open_stream(self) -> bool:
+        """A stream has begun that can take a piece at once."""
+        if self.flow.write_paused or self.transport.is_closing():
+            return False
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                return cycle.response_started and bool(cycle.chunked_encoding) and not cycle.disconnected
+        return False
+
+    def write_piece(self, data: bytes) -> None:
+        """Send a piece of the stream, which is open: what `send` of ASGI does, without its layers."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
