@@ -10,7 +10,8 @@ import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
@@ -118,6 +119,7 @@ OPTIONS = {  # parameter, of one verb alone as "verb parameter" -> (flags, help)
     "split": (("--split/--no-split",), "Also try separate prefill and decode pools."),
     "budget": (("--budget",), "Most dollars per hour."),
     "most": (("--most",), "Deployments to list."),
+    "finalists": (("--finalists",), "Of the cheapest, to be played by the simulator; 0 = none."),
     "html": (("--html",), "Also write a page that opens offline."),
     "csv": (("--csv",), "Also write the rows to this file."),
     "plot": (("--plot",), "Also draw to this .png or .svg file."),
@@ -163,7 +165,9 @@ def command(name: str, verb: Verb) -> Callable[..., None]:
             given[key] = numbers(given[key], OPTIONS[key][0][0], kind)
         if shared:
             given["setup"] = Setup(**{key: given.pop(key) for key in shared})
-        answer = function(**given)
+        with ExitStack() as stack:
+            more = stack.enter_context(playing()) if "play" in own else {}
+            answer = function(**given, **more)
         show(answer, json, verb.rows, paths, typed)
         if answer.failed:
             raise typer.Exit(1)
@@ -177,6 +181,28 @@ def command(name: str, verb: Verb) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
+
+
+@contextmanager
+def playing() -> Iterator[dict[str, Any]]:
+    """`play`, by which the planner, that knows no simulator, has deployments played."""
+    from headway.cli.terminal import progress
+    from headway.plan.candidates import Candidate
+    from headway.plan.finalists import Request, Staged
+    from headway.simulate.staged import play_replica
+
+    with progress() as report:
+
+        def play(candidate: Candidate, staged: Staged) -> Sequence[Request]:
+            name, asked = f"simulating {candidate.name}", staged._asdict()
+            return play_replica(
+                candidate.deployment,
+                candidate.profile,
+                progress=lambda done: report(name, done, staged.requests),
+                **asked,
+            )
+
+        yield {"play": play}
 
 
 def option(verb: str, key: str, kind: Any, default: Any) -> inspect.Parameter:

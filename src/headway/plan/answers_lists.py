@@ -82,6 +82,43 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     flags: dict[str, str] = {}
 
 
+class Tail(msgspec.Struct, frozen=True):
+    """Milliseconds that half of the requests, 95 % and 99 % of them stay within."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
+class Finalist(msgspec.Struct, frozen=True, kw_only=True):
+    """A deployment that was to be played by the simulator, beside what was predicted of it.
+
+    Attributes:
+        deployment: as predicted.
+        near: the prediction misses a target by up to a quarter; it has a place only if the simulation meets them.
+        requests: that were measured. seconds: between the first of them and the last.
+        ttft, tpot: of these; None = it was not played.
+        attainment: share of them that met every target.
+        verdict: "meets"; "misses", for sure; "close", where so many requests cannot tell; "not played".
+        reason: in words.
+    """
+
+    deployment: Offer
+    near: bool
+    verdict: str
+    reason: str
+    requests: int = 0
+    seconds: float = 0.0
+    ttft: Tail | None = None
+    tpot: Tail | None = None
+    attainment: float | None = None
+
+    @property
+    def placed(self) -> bool:
+        """Does it keep, or get, a place in the ranking?"""
+        return self.verdict == "meets" or (not self.near and self.verdict != "misses")
+
+
 class Rejected(msgspec.Struct, frozen=True):
     """A deployment that cannot carry the traffic, and why."""
 
@@ -91,7 +128,8 @@ class Rejected(msgspec.Struct, frozen=True):
 
 class Search(Verdict, frozen=True, kw_only=True):
     """Deployments, cheapest first, all priced on one basis but where the user gave a figure ("given").
-    `considered`: how many were tried. `written`: files that start the first."""
+    `considered`: how many were tried. `finalists`: those played by the simulator. `written`: files that start the
+    first."""
 
     model: str
     kind: str = "estimate"
@@ -105,6 +143,7 @@ class Search(Verdict, frozen=True, kw_only=True):
     considered: int
     rejected: list[Rejected]
     assumptions: list[str]
+    finalists: tuple[Finalist, ...] = ()
     written: tuple[str, ...] = ()
 
     @property

@@ -55,13 +55,14 @@ class Wanted(msgspec.Struct, frozen=True):
 
 class Candidate(msgspec.Struct, frozen=True):
     """One way to build a replica, which computes its own prompts, and the same as one of a pool that only decodes.
-    `basis`: where its constants are from."""
+    `basis`: where its constants are from. `profile`: of the machine whose own steps they are, where they are."""
 
     device: Hardware
     precision: str
     mixed: Curve
     decode: Curve
     basis: str
+    profile: Profile | None = None
 
     @property
     def deployment(self) -> Deployment:
@@ -158,7 +159,7 @@ def _as_measured(c: Candidate, wanted: Wanted) -> Candidate:
     if timing.label == "bound":
         return c
     curve = measured_curve(timing, d)
-    return msgspec.structs.replace(c, mixed=curve, decode=curve, basis="measured")
+    return msgspec.structs.replace(c, mixed=curve, decode=curve, basis="measured", profile=wanted.profile)
 
 
 def _basis(deployment: Deployment) -> str:

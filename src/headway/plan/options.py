@@ -11,12 +11,15 @@ from headway.core.errors import BadInput
 from headway.core.slo import parse_slo
 from headway.engine.references import load_device, load_shape, profile_of
 from headway.plan.answers_lists import Search
+from headway.plan.finalists import Play, Plays
 from headway.plan.quotes import checked_basis, common_basis, own_prices
 from headway.plan.search import Wanted, search
 from headway.plan.traffic import Target, Traffic, from_trace, of_users
 from headway.plan.written import write_deployment
 from headway.roofline.hardware import Hardware, hardware_catalogue
 from headway.roofline.own_hardware import is_file, read_devices
+
+MOST_FINALISTS = 100
 
 
 def find(
@@ -26,9 +29,11 @@ def find(
     kv: str | None = None, degrees: Sequence[int] = (1, 2, 4, 8), split: bool = True, budget: float | None = None,
     prices: str | None = None, price_basis: str | None = None, most: int = 10, engine: str = "vllm",
     prefill_hardware: str | None = None, write: Path | None = None, users: float | None = None,
-    think_time: float = 30.0, turns: int = 1,
+    think_time: float = 30.0, turns: int = 1, finalists: int = 3, play: Play | None = None,
 ) -> Search:  # fmt: skip
-    """`search` with everything as users write it."""
+    """`search` with everything as users write it. `play`: plays so many `finalists`; None = nobody does."""
+    if not 0 <= finalists <= MOST_FINALISTS:
+        raise BadInput("--finalists", f"{finalists}; accepted: a whole number from 0 to {MOST_FINALISTS}")
     own = own_prices(prices)
     among = tuple(own.priced(device) for device in devices(hardware))
     first = tuple(own.priced(device) for device in devices(prefill_hardware)) if prefill_hardware else ()
@@ -44,7 +49,8 @@ def find(
     else:
         asked = of_users(users, think_time, turns, input_tokens, output_tokens)
         asked = asked if cache_hit is None else msgspec.structs.replace(asked, cache_hit=cache_hit)
-    answer = search(model, load_shape(model), asked, target(ttft_ms, tpot_ms, slo, percentile), wanted)
+    stage = Plays(finalists, play) if play is not None and finalists else None
+    answer = search(model, load_shape(model), asked, target(ttft_ms, tpot_ms, slo, percentile), wanted, stage)
     if write is None or not answer.deployments:
         return answer
     return msgspec.structs.replace(answer, written=tuple(write_deployment(answer.deployments[0], write)))

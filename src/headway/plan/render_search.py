@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from headway.plan import figures
-from headway.plan.answers_lists import Offer, Search
+from headway.plan.answers_lists import Finalist, Offer, Search, Tail
 from headway.plan.parts import assumed, document
 from headway.plan.written import broken
 from headway.report.document import Commands, Document, Drawing, Grid, Listing, Part, Text
@@ -17,7 +17,8 @@ def _(a: Search) -> Document:
     asked = [Text(traffic(a)), Text(f"{a.kind.upper()}. {a.basis}")]
     refused = Grid(["deployment", "reason"], [[r.name, r.reason] for r in a.rejected], "Rejected", left=("reason",))
     if not a.deployments:
-        return Document(f"No deployment of {a.model} meets the targets", [*asked, refused, *assumed(a.assumptions)])
+        told = [*asked, *_played(a), refused, *assumed(a.assumptions)]
+        return Document(f"No deployment of {a.model} meets the targets", told)
     head = ["deployment", "TTFT", "TPOT", "$/h", "$/M in", "$/M out", "used", "N+1"]
     prices = zip(
         *(same_digits(getattr(r, f"usd_per_{what}") for r in a.deployments)
@@ -34,13 +35,53 @@ def _(a: Search) -> Document:
     return Document(f"Deployments for {a.model}, cheapest first", [
         *asked, Grid(head, rows),
         Text("used: share of what it can carry; N+1: survives the loss of a replica; ~: extrapolated", "note"),
-        Text(tried), Text(_each(first)), *_commands(first),
+        *_played(a), Text(tried), Text(_each(first)), *_commands(first),
         *([Listing("written", a.written)] if a.written else []),
         *assumed(a.assumptions),
     ], [
         Drawing(partial(figures.search, answer=a)), _in_full(a),
         *(part for r in a.deployments[1:] for part in _commands(r)), *([refused] if a.rejected else []),
     ])  # fmt: skip
+
+
+def _played(a: Search) -> list[Part]:
+    """What the simulator says of the first, beside what was predicted."""
+    if not a.finalists:
+        return []
+    ranks = {r.name: f"{r.rank}. " for r in a.deployments}
+    head = ["simulated", "TTFT said", "p50/p95/p99 ms", "TPOT said", "p50/p95/p99 ms", "in time", "verdict"]
+    rows, told = [], dict[str, list[str]]()
+    for one in a.finalists:
+        r, share = one.deployment, "-" if one.attainment is None else f"{one.attainment:.1%}"
+        name = f"{ranks.get(r.name, '') if one.placed else ''}{_short(r)}"
+        rows.append(
+            [name, f"{r.ttft_ms:.4g}", _tail(one.ttft), f"{r.tpot_ms:.3g}", _tail(one.tpot), share, one.verdict]
+        )
+        told.setdefault(_told(one), []).append(name)
+    return [
+        Grid(head, rows, left=("verdict",)),
+        *(Text(f"{', '.join(names)}: {why}") for why, names in told.items() if why),
+    ]
+
+
+def _told(one: Finalist) -> str:
+    """What its verdict changes in the ranking; "" if nothing."""
+    if one.verdict == "not played":
+        return one.reason
+    if one.near:
+        change = "has a place by it" if one.placed else "stays without a place"
+        return f"predicted to miss a target by a little; {one.reason}: it {change}"
+    if not one.placed:
+        return f"loses its place: {one.reason}"
+    return f"{one.reason}: too few to tell, it keeps its place" if one.verdict == "close" else ""
+
+
+def _tail(tail: Tail | None) -> str:
+    return (
+        "-"
+        if tail is None
+        else "/".join(f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}" for ms in (tail.p50, tail.p95, tail.p99))
+    )
 
 
 def _short(r: Offer) -> str:

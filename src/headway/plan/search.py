@@ -14,6 +14,7 @@ import msgspec
 from headway.core.errors import BadInput
 from headway.plan.answers_lists import Offer, Rejected, Search, Workers
 from headway.plan.candidates import Candidate, Wanted, candidates, price_of
+from headway.plan.finalists import Entry, Plays, finals, looser, promoted
 from headway.plan.flags import engine_flags
 from headway.plan.load import ReplicaLoad, most
 from headway.plan.pools import PrefillPool, before_shipping, pools_for, prefill_pools, shipping
@@ -33,8 +34,11 @@ BASIS = (
 )
 
 
-def search(model_name: str, shape: ModelShape, traffic: Traffic, target: Target, wanted: Wanted) -> Search:
-    """Ranked deployments (cheapest first), and the rejected ones with reasons."""
+def search(
+    model_name: str, shape: ModelShape, traffic: Traffic, target: Target, wanted: Wanted, stage: Plays | None = None
+) -> Search:
+    """Ranked deployments (cheapest first), and the rejected ones with reasons. `stage`: who plays the first of them,
+    which lose their place if they then miss the targets; None = nobody."""
     check(traffic, target)
     if wanted.budget is not None and not wanted.budget > 0:
         raise BadInput("--budget", f"{wanted.budget:g}; accepted: dollars per hour above 0")
@@ -42,29 +46,50 @@ def search(model_name: str, shape: ModelShape, traffic: Traffic, target: Target,
         raise BadInput("--degrees", f"{min(wanted.degrees, default=0)}; accepted: whole numbers from 1")
     if wanted.most < 1:
         raise BadInput("--most", f"{wanted.most}; accepted: a whole number from 1")
-    found: list[Offer] = []
+    found: list[Entry] = []
+    near: list[Entry] = []
     tried, rejected = candidates(shape, traffic, wanted)
     decoding = [c for c in tried if any(c.device is one for one in wanted.hardware)]
     pools = prefill_pools(tried, traffic, target, wanted) if wanted.split else []
     for candidate in decoding:
+        mixed = _mixed(candidate, traffic, target, wanted)
+        near += _nearly(candidate, mixed, traffic, target, wanted) if stage else []
         splits = (_split(candidate, pool, traffic, target, wanted) for pool in pools_for(candidate, pools, wanted))
-        for row in (_mixed(candidate, traffic, target, wanted), *splits):
+        for row in (mixed, *splits):
             if isinstance(row, Offer):
-                found.append(row)
+                found.append(Entry(row, candidate))
             elif row is not None:
                 rejected.append(row)
-    # ties on price are common (a split pool of the same size): the quicker first token goes first
-    found.sort(key=lambda row: (row.usd_per_hour, row.ttft_ms))
+    considered = len(found) + len(rejected)
+    found.sort(key=lambda one: _order(one.row))
+    played = finals(found, near, stage, traffic, target) if stage else []
+    lost = {one.deployment.name for one in played if not one.placed and not one.near}
+    rejected += [Rejected(one.deployment.name, one.reason) for one in played if one.deployment.name in lost]
+    rows = [one.row for one in found if one.row.name not in lost]
+    rows += [promoted(one.deployment) for one in played if one.near and one.placed]
+    rows.sort(key=_order)
     best = [
         msgspec.structs.replace(row, rank=rank, flags=engine_flags(model_name, shape, row, wanted.kv, wanted.engine))
-        for rank, row in enumerate(found[: wanted.most], start=1)
+        for rank, row in enumerate(rows[: wanted.most], start=1)
     ]
     return Search(
         model=shape.name, basis=BASIS, price_basis=wanted.basis, traffic=traffic, target=target,
         budget=wanted.budget, deployments=best,
-        considered=len(found) + len(rejected), rejected=rejected,
+        considered=considered, rejected=rejected, finalists=tuple(played),
         assumptions=_assumptions(traffic, wanted, {row.hardware for row in best}),
     )  # fmt: skip
+
+
+def _order(row: Offer) -> tuple[float, float]:
+    """Ties on price are common (a split pool of the same size): the quicker first token goes first."""
+    return row.usd_per_hour, row.ttft_ms
+
+
+def _nearly(c: Candidate, mixed: Offer | Rejected, traffic: Traffic, target: Target, wanted: Wanted) -> list[Entry]:
+    """The same with fewer replicas, if it is then predicted to miss a target by a little."""
+    loose = _mixed(c, traffic, looser(target), wanted)
+    cheaper = isinstance(loose, Offer) and not (isinstance(mixed, Offer) and loose.replicas >= mixed.replicas)
+    return [Entry(loose, c, near=True)] if isinstance(loose, Offer) and cheaper else []
 
 
 def _assumptions(traffic: Traffic, wanted: Wanted, listed: set[str]) -> list[str]:
