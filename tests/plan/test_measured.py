@@ -84,10 +84,12 @@ def test_served_requests_have_a_range_and_terms_that_add_up(answer: Answer) -> N
 
 def test_the_search_takes_the_machines_own_steps(answer: Answer) -> None:
     load = ["--rate", "0.02", "--input-tokens", "300", "--output-tokens", "60", "--prices", "this-machine=0.1"]
-    (row,) = answer("search", *load)["deployments"]
+    found = answer("search", *load)
+    (row,), (one,) = found["deployments"], found["finalists"]
     assert row["basis"] == "measured" and row["replicas"] == 1 and row["chunk"] < 512
     served = answer("estimate", "--concurrency", "1", "--input-tokens", "300", "--output-tokens", "60")
     assert row["mean_tpot_ms"] == pytest.approx(1e3 * served["tpot"]["p50"], rel=0.3)
+    assert one["verdict"] == "meets" and one["tpot"]["p50"] == pytest.approx(row["mean_tpot_ms"], rel=0.3)
 
 
 @pytest.mark.parametrize(("flying", "prompt", "output"), [(1, 300, 100), (3, 300, 100), (8, 300, 100), (3, 1500, 40)])
