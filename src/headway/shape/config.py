@@ -60,6 +60,7 @@ _SHAPELESS = frozenset((
     "query_pre_attn_scalar", "vocab_size_per_layer_input", "vision_config", "audio_config",
     "_sliding_window_pattern", "qk_head_dim", "moe_shared_expert_overlap",
 ))  # fmt: skip
+_PATTERNS = ("sliding_window_pattern", "full_attention_interval")
 _SIZES = re.compile(r"layer|expert|head|size|rank|dim|width|window|conv|state|kv|moe|latent|compress|stream")
 _HABITS = re.compile(
     r"rope|router|aux|loss|drop|init|mtp|nextn|predict|token_id|hidden_states|use_cache|act|group|eps|norm|precision|"
@@ -105,12 +106,14 @@ def layer_kinds(family: Family, fields: Fields, size: Dims) -> list[str]:
         "sliding_attention": "window" if windowed else "full",
     }  # fmt: skip
     if listed is not None:
+        for rule in _PATTERNS:
+            fields.has(rule)  # which the list spells out
         unknown = sorted(set(listed) - words.keys())
         if unknown:
             raise fields.fault("layer_types", f"{unknown[0]!r}; accepted: {', '.join(words)}")
         return [words[word] for word in listed]
     if family.window_every and (windowed or hybrid):
-        every = fields.size("sliding_window_pattern", "full_attention_interval", default=family.window_every)
+        every = fields.size(*_PATTERNS, default=family.window_every)
         other = "linear" if hybrid else "window"
         return ["full" if (layer + 1) % every == 0 else other for layer in range(size.layers)]
     if not windowed:

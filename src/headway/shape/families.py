@@ -58,7 +58,7 @@ FALCON = Family(
     },
     fields=(
         ("rms_norm_eps", "layer_norm_epsilon"), ("attention_bias", "bias"), ("mlp_bias", "bias"),
-        ("intermediate_size", "ffn_hidden_size"), ("hidden_act", "activation"),
+        ("intermediate_size", "ffn_hidden_size"), ("hidden_act", "activation"), ("num_key_value_heads", "num_kv_heads"),
     ),
     names=(
         ("model.layers.", "transformer.h."), ("model.embed_tokens", "transformer.word_embeddings"),
