@@ -45,6 +45,7 @@ def test_every_verb_takes_a_device_of_a_file(mine: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(("text", "said"), [
     ("", "one [device] or more"), ("memory = 1", "one [device] or more"), ("[x", "cannot read"),
+    ("x=" + "[" * 100_000, "cannot read"), ("[x]\nmemory=" + "1" * 5000, "cannot read"),
     ("[x]\nmemory = 48\nbandwidth = 1e12", "[x] memory: 48; accepted: bytes above 1e+08"),
     ("[x]\nmemory = 48e9", "missing required field `bandwidth`"),
     ("[x]\nmemory = 48e9\nbandwidth = 900", "[x] bandwidth: 900; accepted: bytes/s above 1e+09"),

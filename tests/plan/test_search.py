@@ -102,6 +102,7 @@ def test_budget_and_prices() -> None:
     assert rows and all(row.usd_per_hour <= 6 for row in rows)
     priced = ranked(Wanted((H100,), degrees=(1,), prices={"h100-sxm": 1.0})).deployments[0]
     assert priced.usd_per_hour == priced.total_gpus
+    assert all(row.usd_per_hour == 0 for row in ranked(Wanted((H100,), prices={"h100-sxm": 0.0})).deployments)
 
 
 def test_our_own_server_is_offered_for_cpus() -> None:

@@ -13,7 +13,7 @@ import pytest
 from headway.client.upstream import Upstream, UpstreamError
 from headway.core.errors import BadInput
 from headway.routing.index import USUAL_BLOCKS
-from headway.serve.route.fleet import MOST_BLOCKS, reported
+from headway.serve.route.fleet import CAPACITY, MOST_BLOCKS, reported
 from headway.serve.route.prompts import PromptNames
 
 OURS = """headway:requests_running{model_name="m"} 3
@@ -44,10 +44,10 @@ def test_metrics_of_every_engine_are_read(text: str, requests: int, blocks: int)
     assert reported(text) == (requests, blocks)
 
 
-@pytest.mark.parametrize("value", ["NaN", "+Inf"])
-def test_metrics_that_are_no_numbers_are_not_believed(value: str) -> None:
-    with pytest.raises(ValueError, match="no numbers"):
-        reported(f"vllm:num_requests_running {value}\n")
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "inf", "nan"])
+def test_figures_that_are_no_numbers_count_as_not_said(value: str) -> None:
+    text = f"vllm:num_requests_running {value}\nvllm:num_requests_waiting 3\n{CAPACITY} {value}\n"
+    assert reported(text) == (3, USUAL_BLOCKS)
 
 
 NAMES = PromptNames()
@@ -103,12 +103,14 @@ def test_sessions_are_found(body: dict[str, Any], header: str, session: str) -> 
     assert NAMES.request("id", json.dumps(body).encode(), "", header, None, True).session == session
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "host:80", "http://", "http://host:99999", "http://h/?a=b"])
+@pytest.mark.parametrize("url", ["ftp://host", "host:80", "http://", "http://host:99999", "http://h/?a=b", "http://[::1",
+                                 "http://me:secret@host"])  # fmt: skip
 def test_what_is_no_replica_is_refused(url: str) -> None:
     with pytest.raises(BadInput, match="--replica"):
         Upstream(url)
 
 
+SECOND = b"HTTP/1.1 404 No\r\ncontent-length: 5\r\nx-evil: 1\r\n\r\nEVIL!"
 Talk = Callable[[Upstream], Awaitable[Any]]
 
 
@@ -141,6 +143,9 @@ def against(answer: bytes, talk: Talk, folder: Path) -> Any:
         (b"HTTP/1.1 404 No\r\ntransfer-encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n", 404, b"no"),
         (b"HTTP/1.1 200 OK\r\n\r\nto the end", 200, b"to the end"),
         (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n!", 200, b"!"),
+        # A second answer that nobody asked for, in the same piece.
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok" + SECOND, 200, b"ok"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n" + SECOND, 200, b"ok"),
     ],
 )
 def test_answers_are_read(answer: bytes, status: int, body: bytes, tmp_path: Path) -> None:

@@ -147,7 +147,13 @@ class UpstreamAnswer(asyncio.Protocol):
 
     # httptools callbacks
 
+    def on_message_begin(self) -> None:
+        if self._over:
+            self.abort()  # another answer, in the same piece: nobody asked for it
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._over:
+            return
         self._head_bytes += len(name) + len(value)
         if len(self.headers) >= MOST_HEADERS or self._head_bytes > MOST_HEAD_BYTES:
             self.abort("the answer's head is too large")
@@ -156,7 +162,7 @@ class UpstreamAnswer(asyncio.Protocol):
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._error is not None:
+        if self._error is not None or self._over:
             return
         self.status = self._parser.get_status_code()
         if self.status >= 200:
@@ -166,6 +172,8 @@ class UpstreamAnswer(asyncio.Protocol):
             self.headers.clear()
 
     def on_body(self, body: bytes) -> None:
+        if self._over:
+            return
         self._pieces.append(body)
         self._held += len(body)
 
@@ -190,11 +198,13 @@ class Upstream:
         if url.startswith("unix:"):
             self._path, self._authority = self.url.removeprefix("unix:"), b"localhost"
             return
-        parts = urlsplit(self.url)
         try:
+            parts = urlsplit(self.url)
             port = parts.port
-        except ValueError:
-            raise BadInput(field, f"{url!r} has a port that is not a number from 0 to 65535") from None
+        except ValueError as error:
+            raise BadInput(field, f"{url!r} is no URL: {error}") from None
+        if parts.username is not None:
+            raise BadInput(field, f"{parts.hostname!r} is given with a user; keys are read from --api-key-file")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise BadInput(field, f"{url!r} is not http://HOST:PORT, https://HOST:PORT or unix:PATH")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None

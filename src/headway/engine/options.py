@@ -167,7 +167,12 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     kv_disk_gib: Annotated[
         float | None,
-        Option("Most GiB in the folder of --kv-disk; default: 10. The longest unused go first.", above=0, panel=CACHE),
+        Option(
+            "Most GiB in the folder of --kv-disk; default: 10. The longest unused go first.",
+            above=0,
+            most=1e6,
+            panel=CACHE,
+        ),
     ] = None
     policy: Annotated[
         str,
@@ -261,6 +266,9 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Options.__post_init__(self)
         if self.group is not None and self.weights == "stored":
             raise BadInput("--group", f"{self.group} needs --weights int8 or int4; stored weights keep their groups")
+        for flag, text in (("--kv-disk", self.kv_disk), ("--draft", self.draft)):
+            if text is not None and not text.strip():
+                raise BadInput(flag, "an empty text; leave it out, or name what it takes")
         if self.kv_disk_gib is not None and self.kv_disk is None:
             raise BadInput("--kv-disk-gib", f"{self.kv_disk_gib:g} needs a folder: --kv-disk FOLDER")
         if len(self.loras) > self.lora_room:

@@ -42,6 +42,8 @@ def find(
         among, tuple(precision.split(",")), kv, tuple(degrees), split, budget, own.figures, basis, most,
         engine, next((found for name in hardware.split(",") if (found := profile_of(name.strip()))), None), first,
     )  # fmt: skip
+    if users is None and turns != 1:
+        raise BadInput("--turns", f"{turns} needs --users: it is how often each of them asks in a session")
     if users is None:
         asked = traffic(trace, rate, input_tokens, output_tokens, cache_hit)
     elif rate is not None or trace is not None:

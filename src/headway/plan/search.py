@@ -186,7 +186,7 @@ def _priced(
         return Rejected(c.name, f"{there}; give one with --prices")
     price = quote.usd
     hour = price * replicas * d.gpus + (pool.usd_per_hour if pool else 0.0)
-    share = prefill_share if prefill_share is not None or pool is None else pool.usd_per_hour / hour
+    share = prefill_share if prefill_share is not None or pool is None else (pool.usd_per_hour / hour if hour else 0.0)
     share = share or 0.0
     if wanted.budget is not None and hour > wanted.budget:
         return Rejected(c.name, f"{total} GPUs at ${hour:,.2f}/h are over the budget")

@@ -10,6 +10,8 @@ import msgspec
 
 from headway.core.errors import BadInput
 
+MOST_USERS = 1e9
+
 
 class Traffic(msgspec.Struct, frozen=True):
     """Attributes:
@@ -58,7 +60,9 @@ def of_users(users: float, think: float, turns: int, input_tokens: float, output
     Raises:
         BadInput: figures that cannot be.
     """
-    for field, value in (("--users", users), ("--input-tokens", input_tokens), ("--output-tokens", output_tokens)):
+    if not 0 < users <= MOST_USERS:
+        raise BadInput("--users", f"{users:g}; accepted: a number above 0, up to {MOST_USERS:g}")
+    for field, value in (("--input-tokens", input_tokens), ("--output-tokens", output_tokens)):
         if not 0 < value < float("inf"):
             raise BadInput(field, f"{value:g}; accepted: a number above 0")
     if not 0 <= think < float("inf"):

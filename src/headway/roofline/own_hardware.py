@@ -66,7 +66,7 @@ def _table(path: Path, field: str) -> dict[str, dict[str, Any]]:
         if path.stat().st_size > LARGEST_FILE:
             raise BadInput(field, f"{path} is larger than 1 MB")
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # numbers of thousands of digits and arrays as deep, too
         raise BadInput(field, f"cannot read {path}: {error}") from None
     if not table or not all(isinstance(entry, dict) for entry in table.values()):
         raise BadInput(field, f"{path}; accepted: one [device] or more, each with its figures")

@@ -36,6 +36,7 @@ class Children:
 
     Attributes:
         urls: where they listen.
+        code: of one whose options or model are at fault; 0 = none is.
     """
 
     def __init__(self, command: Sequence[str], count: int) -> None:
@@ -44,6 +45,7 @@ class Children:
         self._paths = [self._folder / f"replica-{number}.sock" for number in range(count)]
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = False
+        self.code = 0
         self.urls = [f"unix:{path}" for path in self._paths]
 
     async def watch(self, say: Callable[[str], None]) -> None:
@@ -62,6 +64,7 @@ class Children:
             if self._stopping:
                 return
             if code == FATAL:
+                self.code = code
                 say(f"replica {number} cannot be started (exit code {code}); its reason stands above")
                 signal.raise_signal(signal.SIGTERM)
                 return

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 
 from headway.client.upstream import Headers, Upstream, UpstreamError
 from headway.client.watch import parse
@@ -30,6 +30,8 @@ FIRST_GUESS = 1e-4  # seconds per prompt token; how fast a replica is, is learne
 RUNNING = ("headway:requests_running", "vllm:num_requests_running", "sglang:num_running_reqs")
 WAITING = ("headway:requests_waiting", "vllm:num_requests_waiting", "sglang:num_queue_reqs")
 CAPACITY = "sglang:max_total_num_tokens"
+log = logging.getLogger("headway.serve")
+
 _BLOCKS = re.compile(r'cache_config_info\{[^}]*?block_size="(\d{1,6})"[^}]*?num_gpu_blocks="(\d{1,12})"')
 _BLOCKS_TURNED = re.compile(r'cache_config_info\{[^}]*?num_gpu_blocks="(\d{1,12})"[^}]*?block_size="(\d{1,6})"')
 
@@ -151,17 +153,31 @@ class ReplicaFleet:
             tasks.create_task(self._check())
 
     async def _listen(self, member: Member) -> None:
+        said = ""
         while True:
-            with suppress(UpstreamError, TimeoutError, ValueError):
+            problem = ""
+            try:
                 async with asyncio.timeout(BEAT_TIMEOUT):
-                    await self._beat(member)
-                self.pump()
+                    problem = await self._beat(member)
+            except (UpstreamError, ValueError) as error:  # a hostile replica's figures, too
+                problem = str(error)
+            except TimeoutError:
+                problem = f"{member.name} has not answered within {BEAT_TIMEOUT:g} s"
+            if problem not in ("", said):
+                log.warning("no heartbeat of a replica: %s", problem)
+            said = problem
+            self.pump()
             await asyncio.sleep(BEAT_SECONDS)
 
-    async def _beat(self, member: Member) -> None:
+    async def _beat(self, member: Member) -> str:
+        """Ask a replica how it is -> why that does not count as a sign of life; "" if it does.
+
+        Raises:
+            UpstreamError: it does not answer.
+        """
         status, _ = await member.upstream.get(b"/health")
         if status != 200:
-            return
+            return f"{member.name} answers /health with {status}"
         ready, _ = await member.upstream.get(b"/ready")  # 404: not one of ours
         member.leaving = ready == 503
         replica = self.router.replicas[member.name]
@@ -172,17 +188,22 @@ class ReplicaFleet:
             requests, blocks = reported(body.decode(errors="replace"))
             others = max(0, requests - max(before, len(replica.requests)))
             self.router.index.add(replica.number, blocks)
+        if not replica.alive:
+            log.info("%s is up", member.name)
         self.router.heard(member.name, self.now(), others)
         self.router.drain(member.name, member.leaving or member.drained_by_hand)
+        return ""
 
     async def _check(self) -> None:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             for name in self.router.check(self.now()):
+                log.warning("%s has fallen silent: it gets no requests until it is heard of again", name)
                 self._recall(self.members[name])
             self.pump()
 
     def _lost(self, member: Member) -> None:
+        log.warning("%s is taken for dead: it takes no requests", member.name)
         self.router.lose(member.name)
 
     def _recall(self, member: Member) -> None:
@@ -259,14 +280,12 @@ def _label(name: str) -> str:
 
 def reported(text: str) -> tuple[int, int]:
     """What a replica's metrics say, whoever's they are: requests that it has, and blocks of `BLOCK_TOKENS` tokens that
-    its cache holds, or as many as is usual if they do not say."""
-    values = parse(text, 0.0).values
+    its cache holds, or as many as is usual if they do not say. What is infinite or no number counts as not said."""
+    values = {name: value for name, value in parse(text, 0.0).values.items() if math.isfinite(value)}
     requests = sum(next((values[name] for name in names if name in values), 0.0) for names in (RUNNING, WAITING))
     tokens = values.get(CAPACITY, 0.0)
     for pattern in (_BLOCKS, _BLOCKS_TURNED):
         found = pattern.search(text)
         if found is not None:
             tokens = float(int(found[1]) * int(found[2]))
-    if not math.isfinite(requests) or not math.isfinite(tokens):
-        raise ValueError("its metrics are no numbers")
     return max(0, int(requests)), min(MOST_BLOCKS, max(1, int(tokens) // BLOCK_TOKENS)) if tokens else USUAL_BLOCKS

@@ -100,7 +100,7 @@ class _RouterLife:
             self._fleet.close()
             if self._children is not None:
                 await self._children.stop(self._options.shutdown_timeout)
-        return 0
+        return 0 if self._children is None else self._children.code
 
     def _signalled(self, number: signal.Signals) -> None:
         self._signals += 1
@@ -116,7 +116,10 @@ class _RouterLife:
             await asyncio.sleep(POLL_SECONDS)
         count = len(self._fleet.members)
         if not self._asked.is_set():
-            self._say(f"serving {count} replicas at {url}/v1 (policy {self._options.policy})")
+            what = "1 replica" if count == 1 else f"{count} replicas"
+            self._say(f"serving {what} at {url}/v1 (policy {self._options.policy})")
+            if self._options.uds is None:
+                self._say(f"or in a browser: {url}{self._options.root_path}/")
 
     async def _drain(self) -> None:
         """Let what is here finish, up to the deadline."""
