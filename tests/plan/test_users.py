@@ -41,7 +41,9 @@ def test_a_sessions_turn_is_prompted_with_all_that_was_said_before() -> None:
 
 
 @pytest.mark.parametrize(("given", "option"), [
-    ({"users": 0.0}, "--users"), ({"users": 1e308}, "--users"), ({"turns": 3, "rate": 1.0}, "--turns"), ({"users": 5.0, "think_time": -1.0}, "--think-time"),
+    ({"users": 0.0}, "--users"), ({"users": 1e308}, "--users"),
+    ({"turns": 3, "rate": 1.0}, "--turns"),
+    ({"users": 5.0, "think_time": -1.0}, "--think-time"),
     ({"users": 5.0, "turns": 0}, "--turns"), ({"users": 5.0, "rate": 2.0}, "--users"),
     ({"users": 5.0, "trace": Path("x.csv")}, "--users"), ({}, "--rate"),
 ])  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +38,13 @@ def test_answers_pass_unchanged(routed: Start) -> None:
     assert stream.headers["content-type"].startswith("text/event-stream")
     text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events(stream))
     assert text == direct["choices"][0]["message"]["content"]
+
+
+def test_top_says_that_it_is_no_server(routed: Start) -> None:
+    url = routed(1).url
+    command = [sys.executable, "-m", "headway", "top", "--url", url, "--once"]
+    shown = subprocess.run(command, capture_output=True, text=True)
+    assert shown.returncode == 2 and f"{url} is a router" in shown.stderr
 
 
 def test_openais_own_client_cannot_tell(routed: Start) -> None:

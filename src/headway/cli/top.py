@@ -18,6 +18,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 BAR = 30  # characters of the cache bar
 HISTORY = 60  # readings of a sparkline
 MOST_KEYS = 5
+ROUTER = "headway:router_requests_waiting"  # a series that only routers have
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -40,6 +41,7 @@ def top(
 
     from headway.client.chat import Client
     from headway.client.watch import Scrape, parse, view
+    from headway.core.errors import BadInput
 
     client = Client(url, options.api_key(api_key_file), timeout=10)
     scrapes: deque[Scrape] = deque(maxlen=window + 1)
@@ -47,6 +49,10 @@ def top(
 
     def read() -> Table:
         scrapes.append(parse(client.metrics(), time.monotonic()))
+        if ROUTER in scrapes[-1].values:
+            raise BadInput(
+                "--url", f"{url} is a router: its replicas are what can be watched, {url}/replicas lists them"
+            )
         if len(scrapes) > 1:
             history.append(view(scrapes[-2], scrapes[-1]))
         return table(view(scrapes[0], scrapes[-1]), scrapes[-1].at - scrapes[0].at, history)
