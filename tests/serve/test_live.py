@@ -202,4 +202,4 @@ def test_the_live_page_shows_what_the_server_says(busy: Server) -> None:
         page.locator("[data-figure=kv]", has_text="0 %").wait_for()
         assert not serious(page)
         page.set_viewport_size({"width": 360, "height": 800})
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        page.wait_for_function("document.documentElement.scrollWidth <= 360")  # once it is drawn again
