@@ -26,12 +26,25 @@ import numpy as np
 
 from headway import LLM, SamplingParams
 from headway.core.errors import Rejected
+from headway.engine.build import build_engine
+from headway.engine.engine import Engine
 from headway.engine.messages import Delta
 from headway.engine.results import Completion
+from headway.engine.warmup import settle
 
 SHORT, STREAMS, LONG_CLIENTS = 20, 4, 2
 STREAM_TOKENS = 256
 PATIENCE = 600.0  # seconds for the streams to begin
+
+
+class Served(LLM):
+    """An engine whose steps are short and whose memory is mapped, as a server's: somebody reads its streams."""
+
+    def _build(self, progress: Any) -> Engine:
+        engine = build_engine(self.options, progress, serves=True)
+        for _ in settle(engine.loop.executor, engine.pacing):
+            pass
+        return engine
 
 
 class Load:
@@ -143,7 +156,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--json", type=Path, help="where to keep the results")
     args = parser.parse_args()
-    with LLM(max_model_len=args.max_model_len, max_rows=16) as llm:
+    with Served(max_model_len=args.max_model_len, max_rows=16) as llm:
         print("steps:", llm.engine.pacing.text)
         alone, mixed = Load(llm, 1), Load(llm, 2)
         alone.run(args.seconds, streams=STREAMS, longs=0, rate=1.0)

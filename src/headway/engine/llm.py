@@ -20,6 +20,7 @@ from headway.core.errors import BadInput, EngineDead, HeadwayError, Reject, Reje
 from headway.core.request import SamplingParams
 from headway.engine.build import build_engine
 from headway.engine.embedding import check_dimensions, vector
+from headway.engine.engine import Engine
 from headway.engine.interrupt import uninterrupted
 from headway.engine.loop import EngineLoop
 from headway.engine.messages import Cancel, Delta, Refusal, Submit
@@ -65,13 +66,16 @@ class LLM:
         self.options = EngineOptions.of(
             {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
         )
-        self.engine = build_engine(self.options, progress)
+        self.engine = self._build(progress)
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._live: WeakValueDictionary[str, Completion] = WeakValueDictionary()  # unfinished ones, while held
         self._dropped: deque[str] = deque()  # requests that nobody holds any more: done, or to be cancelled
         self.generated = 0  # tokens, of all requests
         self._ended = ""  # why there is no engine any more
+
+    def _build(self, progress: Progress | None) -> Engine:
+        return build_engine(self.options, progress)
 
     def params(self, **given: Any) -> SamplingParams:
         """The model's own way of sampling, changed by these fields of `SamplingParams`; None = not given."""

@@ -45,6 +45,11 @@ class Slowness:
         what single steps vary by."""
         return self._sorted[round(RECENT * WITHIN) - 1]
 
+    @property
+    def usual(self) -> float:
+        """What half of the last steps took at most, in times what was predicted: what the model is wrong by."""
+        return self._sorted[RECENT // 2]
+
     def learn(self, ratio: float) -> None:
         """A step took `ratio` times what was predicted."""
         least, most = RATIOS
@@ -83,6 +88,10 @@ class Pace:
     def slowness(self, kind: int) -> float:
         """Measured over predicted time of steps of a kind, so that nearly all of them end in time."""
         return self._nearest(kind).ratio
+
+    def usual(self, kind: int) -> float:
+        """Measured over predicted time of steps of a kind, so that half of them end in time."""
+        return self._nearest(kind).usual
 
     def _nearest(self, kind: int) -> Slowness:
         """Of the kind, or of the next shallower one that was seen."""
