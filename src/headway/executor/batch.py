@@ -111,52 +111,64 @@ class BatchRows:
     def lay_out(self, work: Sequence[Work]) -> Layout:
         """A plan's rows one after another, without padding."""
         rows = [self.by_id[one.id] for one in work]
-        n, ends = len(work), [one.start + one.count for one in work]
-        slots, kv_len = self._slots[:n], self._kv_len[:n]
+        starts, counts, wanted = [one.start for one in work], [one.count for one in work], [one.logits for one in work]
+        n, total = len(work), sum(counts)
+        slots, kv_len, positions = self._slots[:n], self._kv_len[:n], self._positions[:total]
         slots[:] = [row.slot for row in rows]
+        ends = [start + count for start, count in zip(starts, counts, strict=True)]
         kv_len[:] = ends
-        if sum([one.count for one in work]) == n:  # one token each: decoding
-            query_start, at = self._upwards[: n + 1], [one.start for one in work]
-            ids = [row.tokens[position] for row, position in zip(rows, at, strict=True)]
-            owners = rows
+        decoding = total == n  # one token each
+        if decoding:
+            query_start = self._upwards[: n + 1]
+            ids = [row.tokens[start] for row, start in zip(rows, starts, strict=True)]
+            positions[:] = starts
+            cache_slots = self._decoding_into(rows, starts)
         else:
             query_start = self._query_start[: n + 1]
-            np.cumsum([one.count for one in work], out=query_start[1:])
-            ids, at, owners = [], [], []
-            for row, one, end in zip(rows, work, ends, strict=True):
-                ids += row.tokens[one.start : end]
-                at += range(one.start, end)
-                owners += [row] * one.count
-        total = len(ids)
+            np.cumsum(counts, out=query_start[1:])
+            ids = []
+            for row, start, count in zip(rows, starts, counts, strict=True):
+                ids += row.tokens[start : start + count]
+            np.add(np.repeat(kv_len - query_start[1:], counts), self._upwards[:total], out=positions)
+            cache_slots = self._written_into(np.repeat(slots, counts), positions)
         self._ids[:total] = ids
-        self._positions[:total] = at
-        wanted = [one.logits for one in work]
         each_one = wanted == [1] * n
         last = self._upwards[:n] if each_one else np.cumsum(wanted, dtype=np.int32) - 1
+        blocks = -(-max(ends) // self._block_size)
+        pools = any(one.pool for one in work)
         batch = StepBatch(
             ids=self._ids[:total],
-            positions=self._positions[:total],
+            positions=positions,
             query_start=query_start,
             kv_len=kv_len,
-            groups=tuple([self._group(group, slots, max(ends), owners, at) for group in range(len(self._tables))]),
-            logit_index=last if each_one and total == n else _last(query_start[1:], wanted),
+            groups=tuple(
+                [GroupBatch(table[slots, :blocks], to) for table, to in zip(self._tables, cache_slots, strict=True)]
+            ),
+            logit_index=last if each_one and decoding else _last(query_start[1:], wanted),
             adapter=self._adapter[slots],
             known=self._known[slots],
-            pool_index=_pooled(rows, work, query_start),
+            pool_index=_pooled(rows, work, query_start) if pools else NO_ROWS,
         )
         return Layout(batch, slots, last)
 
-    def _group(
-        self, group: int, slots: np.ndarray, longest: int, owners: Sequence[BatchRow], at: Sequence[int]
-    ) -> GroupBatch:
-        """Args: the group; slot of each row; the longest row; the row and the position of each new token."""
-        size = self._block_size
-        cache_slots = self._cache_slots[group][: len(at)]
-        cache_slots[:] = [
-            row.blocks[group][position // size] * size + position % size
-            for row, position in zip(owners, at, strict=True)
-        ]
-        return GroupBatch(self._tables[group][slots, : -(-longest // size)], cache_slots)
+    def _decoding_into(self, rows: Sequence[BatchRow], starts: Sequence[int]) -> list[np.ndarray]:
+        """Where in each group's cache rows write that have one new token, at `starts` -> int64 [rows] per group."""
+        size, into = self._block_size, []
+        for group, buffer in enumerate(self._cache_slots):
+            slots = [row.blocks[group][at // size] * size + at % size for row, at in zip(rows, starts, strict=True)]
+            buffer[: len(slots)] = slots
+            into.append(buffer[: len(slots)])
+        return into
+
+    def _written_into(self, owners: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
+        """The same of any number of tokens, by the slot of the row and the position of each."""
+        into = []
+        for table, buffer in zip(self._tables, self._cache_slots, strict=True):
+            slots = buffer[: len(positions)]
+            np.multiply(table[owners, positions // self._block_size], self._block_size, out=slots)
+            slots += positions % self._block_size
+            into.append(slots)
+        return into
 
 
 def _pooled(rows: Sequence[BatchRow], work: Sequence[Work], query_start: np.ndarray) -> np.ndarray:
