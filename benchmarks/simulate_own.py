@@ -49,7 +49,7 @@ from headway.measure.formats import machine_probe, measure_machine
 from headway.measure.probe import save_profile
 from headway.measure.served import Window, calibrate
 from headway.metrics.records import TOKEN_KINDS, RequestRecord
-from headway.roofline.profile import Profile, Rates, device_of
+from headway.roofline.profile import GAP, Profile, Rates, covers, device_of, nearest
 from headway.roofline.timing import estimate
 from headway.scheduling.budget import Budget
 from headway.simulate.arrivals import Arrivals, Closed
@@ -64,6 +64,7 @@ FITTED = ((1, 32, 48), (3, 400, 24), (6, 64, 48), (12, 200, 32), (24, 48, 32), (
 CELLS, CELL = (1, 2, 4, 8, 16, 32), (128, 64)  # requests in flight; tokens of prompt and answer
 SHARES, SECONDS = (0.5, 0.8, 0.95), 60  # of the most requests/s; for how long they come
 STEADY, PROBES = 1.1, 7  # change of the machine during a load; probes before and after, of which the median counts
+SEEDS = 9  # simulations, each with another draw of the steps' noise
 FIGURES = ("ttft_ms", "tpot_ms")
 Summary = dict[str, dict[str, float]]  # figure -> mean, p50, p99
 
@@ -138,18 +139,27 @@ def _engine(args: argparse.Namespace, log: Path | None = None) -> Engine:
 def simulated(
     engine: Engine, profile: Profile, rates: Rates, host: float, budget: Budget, rows: list[TraceRow], many: int | None
 ) -> Summary:
-    """A load in virtual time, with the engine's limits and the budget that it had."""
+    """A load in virtual time, with the engine's limits and the budget that it had: medians of `SEEDS` draws of the
+    noise of steps. The step times are those of the regime that was probed, at its own rates: two probes of one regime
+    differ more than its steps do."""
     load = Load("closed" if many else "trace")
-    source: Source = Closed(rows, many) if many else Arrivals(rows, load)
-    timing = estimate(engine.shape, profile, engine.backend.name, held_formats(engine.shape, engine.backend), rates)
-    assert timing is not None, "calibrate fits these formats"
-    timing = timing.of_many
+
+    def source() -> Source:
+        return Closed(rows, many) if many else Arrivals(rows, load)
+
+    formats = held_formats(engine.shape, engine.backend)
+    usual = nearest(profile.fits[engine.backend.name][formats[0]], rates.bandwidth)
+    seen = covers(usual, rates.bandwidth) and usual.peak / GAP < rates.peak < usual.peak * GAP
+    timing = estimate(engine.shape, profile, engine.backend.name, formats, usual.rates if seen else rates)
+    assert timing is not None and timing.noise, "calibrate fits these formats"
     like: Deployed = deployed(engine.shape, device_of(profile), 1, EngineSetup(host_us=1e6 * host), profile=profile)
     limits = msgspec.structs.replace(engine.loop.scheduler.limits, max_in_flight=1)
-    assert budget.milliseconds is not None, "a server's"
-    sure = msgspec.structs.replace(budget, milliseconds=budget.milliseconds / timing.high)  # as the engine learns
-    here = msgspec.structs.replace(like, model=timing.model, limits=limits, budget=sure)
-    return summed([_times(record) for record in play(here, source, load).run.records if record.completed])
+    here = msgspec.structs.replace(like, model=timing.model, limits=limits, budget=budget, noise=timing.noise)
+    played = [play(msgspec.structs.replace(here, seed=seed), source(), load) for seed in range(SEEDS)]
+    every = [summed([_times(one) for one in run.run.records if one.completed]) for run in played]
+    return {
+        name: {key: float(np.median([one[name][key] for one in every])) for key in every[0][name]} for name in FIGURES
+    }
 
 
 def summed(found: Sequence[Sequence[float]]) -> Summary:

@@ -15,6 +15,7 @@ from headway.core.step import Capabilities, StepPlan, StepShape
 from headway.executor.segments import LENGTH, Segments
 from headway.executor.simulated import SimulatedRanks
 from headway.roofline.fixed import FixedCosts
+from headway.roofline.noise import BLOCK, CHUNK, DECODE, StepNoise
 from headway.scheduling.budget import Budget
 from headway.scheduling.policies import POLICIES
 from headway.scheduling.scheduler import Scheduler
@@ -27,6 +28,7 @@ COSTS = FixedCosts(step=1e-3, row=1e-5, token=1e-4, kv_token=3e-7, pair=1e-8)
 ONE = {
     "after": 0.0, "prompt": 3, "output": 30, "most": None, "priority": 0, "tenant": "", "patience": None, "then": False
 }  # fmt: skip
+NOISE = {DECODE: tuple(900 + index % 7 * 50 for index in range(3 * BLOCK)), CHUNK: (1100, 4000, 990)}
 POOLS = [((40,), (None,)), ((9,), (None,)), ((12, 7), (None, 5))]
 
 asks = st.lists(
@@ -114,23 +116,26 @@ def play(leaps: bool, drawn: list[dict[str, Any]], pool: int, policy: str, reuse
         limits, key=b"", policy=POLICIES[policy], budget=budget, model=COSTS, ttl=options["ttl"],
         max_wait=options["max_wait"], reuse=reuse,
     )  # fmt: skip
-    replica = SimulatedReplica([scheduler], SimulatedRanks(limits, clock, COSTS, answers), clock, answers, leaps=leaps)
+    noise = None if options["seed"] is None else StepNoise(NOISE, options["seed"])
+    executor = SimulatedRanks(limits, clock, COSTS, answers, noise=noise)
+    replica = SimulatedReplica([scheduler], executor, clock, answers, leaps=leaps)
     end = run([replica], Load(drawn), diary, answers)
     return end, diary, replica.executor.busy, [pool.available for pool in scheduler.cache.pools]
 
 
 @settings(max_examples=60, deadline=None)
-@example([ONE | {"then": True}] * 3, 0, "chunked", True, 4, None, None, None)
+@example([ONE | {"then": True}] * 3, 0, "chunked", True, 4, None, None, None, None)
+@example([ONE | {"then": True}] * 3, 0, "chunked", True, 4, 1.5, None, None, 1)
 @given(
     drawn=asks, pool=st.integers(0, 2), policy=st.sampled_from(list(POLICIES)), reuse=st.booleans(),
     rows=st.integers(1, 5), milliseconds=st.sampled_from([None, 1.5]), ttl=st.sampled_from([None, to_ps(0.01)]),
-    max_wait=st.sampled_from([None, 0.05]),
+    max_wait=st.sampled_from([None, 0.05]), seed=st.sampled_from([None, 0, 1, 2]),
 )  # fmt: skip
 def test_leaping_is_stepping(
     drawn: list[dict[str, Any]], pool: int, policy: str, reuse: bool, rows: int, milliseconds: float | None,
-    ttl: int | None, max_wait: float | None,
+    ttl: int | None, max_wait: float | None, seed: int | None,
 ) -> None:  # fmt: skip
-    options = {"rows": rows, "milliseconds": milliseconds, "ttl": ttl, "max_wait": max_wait}
+    options = {"rows": rows, "milliseconds": milliseconds, "ttl": ttl, "max_wait": max_wait, "seed": seed}
     end, diary, busy, pools = play(False, drawn, pool, policy, reuse, **options)
     leapt = play(True, drawn, pool, policy, reuse, **options)
     assert leapt[1].tokens == diary.tokens
@@ -144,7 +149,7 @@ def test_leaping_is_stepping(
 
 
 def test_it_does_leap() -> None:
-    options = {"rows": 4, "milliseconds": None, "ttl": None, "max_wait": None}
+    options = {"rows": 4, "milliseconds": None, "ttl": None, "max_wait": None, "seed": None}
     assert play(False, [ONE] * 3, 0, "chunked", True, **options)[1].plans == 32
     assert play(True, [ONE] * 3, 0, "chunked", True, **options)[1].plans <= 5
 

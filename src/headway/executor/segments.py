@@ -5,8 +5,9 @@ before, so durations rise by nearly the same amount:
 
     duration of step i of a segment = first + i * growth,   0 <= i < LENGTH
 
-The step-time model is asked at both ends of a segment, and what lies between is a line, by definition of this clock. So
-a simulator that looks at every step and one that leaps over many have the same time to the picosecond.
+The step-time model is asked at both ends of a segment, and what lies between is a line, by definition of this clock.
+Noise is a factor that depends on the number of the step alone. So a simulator that looks at every step and one that
+leaps over many have the same time to the picosecond.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 from headway.core.clock import to_ps
 from headway.core.step import StepPlan, StepShape, Work
+from headway.roofline.noise import CHUNK, DECODE, UNIT, StepNoise
 from headway.scheduling.budget import StepTimeModel
 from headway.scheduling.shape import ShapeBuilder
 
@@ -45,15 +47,24 @@ class Segments:
         windows: per KV group, as in `Capabilities`.
         model: seconds of a step.
         host: seconds per step that the model leaves out.
+        noise: how they vary; None = not at all.
     """
 
-    def __init__(self, windows: Sequence[int | None], model: StepTimeModel, host: float = 0.0) -> None:
+    def __init__(
+        self,
+        windows: Sequence[int | None],
+        model: StepTimeModel,
+        host: float = 0.0,
+        noise: StepNoise | None = None,
+    ) -> None:
         self._windows = windows
         self._model = model
         self._host = host
         self._works: tuple[tuple[Work, ...], ...] = ()  # of the plan that the segments began with
         self._ids: tuple[list[str], ...] = ()
         self._now = Segment(0, 0, 0)
+        self._noise = noise
+        self._steps = 0  # priced
 
     def price(self, plans: Sequence[StepPlan]) -> int:
         """Picoseconds of the next step."""
@@ -64,10 +75,23 @@ class Segments:
         self._ids = tuple([[one.id for one in works] for works in self._works]) if steady else ()
         first = self._ask(0, sum([len(plan.copies) for plan in plans]))
         self._now = Segment(0, first, 1)
-        return first
+        self._steps += 1
+        if self._noise is None:
+            return first
+        chunks = any(one.count > 1 + len(one.draft) for works in self._works for one in works)
+        return first * self._noise.factor(self._steps - 1, CHUNK if chunks else DECODE) // UNIT
 
     def ahead(self, steps: int) -> list[int]:
         """Picoseconds of each of the `steps` steps that follow if the plan keeps its shape; they count as priced."""
+        usual, begin = self._usual(steps), self._steps
+        self._steps += steps
+        if self._noise is None:
+            return usual
+        factors = self._noise.factors(begin, steps, DECODE)
+        return [one * factor // UNIT for one, factor in zip(usual, factors, strict=True)]
+
+    def _usual(self, steps: int) -> list[int]:
+        """Without noise."""
         durations: list[int] = []
         while len(durations) < steps:
             now = self._now
@@ -84,13 +108,13 @@ class Segments:
         return durations
 
     @property
-    def mark(self) -> Segment:
+    def mark(self) -> tuple[Segment, int]:
         """Where it is, to come back to by `back`."""
-        return self._now
+        return self._now, self._steps
 
-    def back(self, mark: Segment) -> None:
+    def back(self, mark: tuple[Segment, int]) -> None:
         """Take back what was priced since."""
-        self._now = mark
+        self._now, self._steps = mark
 
     def _goes_on(self, plans: Sequence[StepPlan]) -> bool:
         """Are these the plans that keep the shape of those before?"""

@@ -10,6 +10,7 @@ from typing import Protocol
 from headway.core.clock import VirtualClock, to_ps, to_seconds
 from headway.core.step import Capabilities, RowInit, Seconds, StepPlan, StepResult, StepShape, Work
 from headway.executor.segments import Segment, Segments, ends_of
+from headway.roofline.noise import StepNoise
 from headway.scheduling.budget import StepTimeModel
 
 
@@ -33,6 +34,7 @@ class SimulatedRanks:
         host: seconds per step outside of the model (scheduling, building inputs, detokenising): measure them, for
             leaving them out makes every latency too good.
         ranks: how many.
+        noise: how steps vary; None = each takes what the model says.
     """
 
     def __init__(
@@ -43,16 +45,19 @@ class SimulatedRanks:
         tokens: TokenSource,
         host: float = 0.0,
         ranks: int = 1,
+        noise: StepNoise | None = None,
     ) -> None:
         self.limits = limits
         self._clock = clock
         self._tokens = tokens
         self._host = host
-        self._segments = Segments(limits.windows, model, host)
+        self._segments = Segments(limits.windows, model, host, noise)
         self._rows: list[dict[str, RowInit]] = [{} for _ in range(ranks)]
         self._flying: deque[tuple[int, list[StepResult]]] = deque()  # (when it is ready, a result per rank)
         self._ready = 0  # when the last one is
-        self._run: tuple[list[int], Segment] | None = None  # ends of the steps of a run, and what was priced before it
+        self._run: tuple[list[int], tuple[Segment, int]] | None = (
+            None  # ends of the steps of a run, and what was priced before it
+        )
         self.busy = 0  # ps of all steps
 
     @property

@@ -19,7 +19,8 @@ from headway.core.events import StepDone
 from headway.core.step import StepShape
 from headway.engine.event_file import read_events, read_header
 from headway.measure.fit import Observation, fit_regimes, residual_of
-from headway.roofline.profile import Fit, Profile, Rates, covers, device_of
+from headway.roofline.noise import BLOCK, CHUNK, DECODE, KEPT, UNIT
+from headway.roofline.profile import MOST_NOISE, Fit, Profile, Rates, covers, device_of, nearest
 from headway.roofline.step import StepTime
 from headway.roofline.timing import held
 from headway.shape.model import ModelShape
@@ -93,7 +94,7 @@ def calibrate(
         )
     trial = fit_regimes(kept, math)[0]
     rest = [one for one in observations if one.point in left_out]
-    found = fit_regimes(observations, math)
+    found = _with_noise(fit_regimes(observations, math), observations)
     names = tuple(dict.fromkeys(formats or held(shape)))
     fits = {kind: dict(known) for kind, known in profile.fits.items()}
     for name in names:
@@ -105,6 +106,28 @@ def calibrate(
         msgspec.structs.replace(profile, fits=fits), backend, names, found,
         [error for kind in KINDS if (error := _error(kind, rest, trial)) is not None],
     )  # fmt: skip
+
+
+def _with_noise(fits: Sequence[Fit], observations: Sequence[Observation]) -> list[Fit]:
+    """Fits that also say how the steps of their regimes varied."""
+    found = []
+    for one in fits:
+        own = [step for step in observations if nearest(fits, step.bandwidth) is one]
+        kinds = {DECODE: [step for step in own if step.point.startswith(DECODE)]}
+        kinds[CHUNK] = [step for step in own if not step.point.startswith(DECODE)]
+        noise = {kind: _factors(steps, one) for kind, steps in kinds.items() if steps}
+        found.append(msgspec.structs.replace(one, noise=noise))
+    return found
+
+
+def _factors(steps: Sequence[Observation], fitted: Fit) -> tuple[int, ...]:
+    """Measured over predicted times of stretches from all over a log."""
+    ratios = UNIT * np.exp(residual_of(steps, fitted.efficiency))
+    factors = [int(one) for one in np.clip(np.rint(ratios), 1, MOST_NOISE)]
+    if len(factors) <= KEPT:
+        return tuple(factors)
+    begins = np.linspace(0, len(factors) - BLOCK, KEPT // BLOCK).astype(int)
+    return tuple(factor for begin in begins for factor in factors[begin : begin + BLOCK])
 
 
 def _rates(event: StepDone, windows: Sequence[Window] | None, usual: Rates) -> Rates | None:

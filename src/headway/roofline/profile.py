@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from math import log
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,7 @@ from headway.roofline.step import Efficiency
 
 VERSION = 4  # of the profile file; raised when its figures mean something else
 GAP = 1.25  # a bandwidth this close to the median of a regime belongs to it
+MOST_NOISE = 1 << 17  # thousandths of the usual time: a step that took longer was no step
 FLIP = 1.15  # probes before and after a step that differ by more say that the machine changed while it ran
 
 
@@ -49,6 +50,8 @@ class Fit(msgspec.Struct, frozen=True):
         steps: how many were fitted.
         mean: of measured / predicted, of steps left out: some take much longer than usual, few much shorter, and the
             constants say what is usual.
+        noise: measured / predicted of single steps in thousandths, by kind of step and in their order, as
+            `roofline.noise` draws from it; empty where the steps were trials, which say nothing of a server's.
     """
 
     efficiency: Efficiency
@@ -60,6 +63,12 @@ class Fit(msgspec.Struct, frozen=True):
     bandwidth: tuple[float, float, float]
     steps: int
     mean: float = 1.0
+    noise: dict[str, tuple[Annotated[int, msgspec.Meta(ge=1, le=MOST_NOISE)], ...]] = {}
+
+    @property
+    def rates(self) -> Rates:
+        """What the machine gave in the median."""
+        return Rates(self.bandwidth[1], self.peak)
 
 
 class Profile(msgspec.Struct, frozen=True):

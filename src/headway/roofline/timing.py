@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -37,6 +37,7 @@ class Timing:
         low, high: 80 % of single steps took between `low` and `high` times the estimate; 1 and 1 for a bound.
         reason: why it is only a bound; "" for an estimate.
         mean: many steps take so many times what the model says, which is what is usual.
+        noise: how single steps vary around it, as `Fit.noise`; empty where that is not known.
     """
 
     model: StepTime
@@ -45,6 +46,7 @@ class Timing:
     high: float
     reason: str
     mean: float = 1.0
+    noise: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
     def bound(cls, model: StepTime, reason: str) -> Timing:
@@ -96,28 +98,33 @@ def estimate(
         return None
     body, head = (nearest(fits[format], now.bandwidth if now else None) for format in formats)
     device = device_of(profile)
-    now = now or Rates(body.bandwidth[1], body.peak)
+    now = now or body.rates
     device = msgspec.structs.replace(device, bandwidth=now.bandwidth, peaks=device.peaks | {body.math: now.peak})
     model = StepTime(shape, device, math=body.math, efficiency=_with_head(body, head, profile.rates))
-    return Timing(model, "estimate", body.low, body.high, "", body.mean)
+    return Timing(model, "estimate", body.low, body.high, "", body.mean, body.noise)
 
 
 def regimes(shape: ModelShape, profile: Profile, backend: str, formats: tuple[str, str]) -> list[Timing]:
     """An estimate for each regime of the machine that the profile has seen, the usual one first; none where steps of
     these formats were not fitted."""
     fits = sorted(profile.fits.get(backend, {}).get(formats[0], []), key=lambda one: -one.steps)
-    found = [estimate(shape, profile, backend, formats, Rates(one.bandwidth[1], one.peak)) for one in fits]
+    found = [estimate(shape, profile, backend, formats, one.rates) for one in fits]
     return [one for one in found if one is not None]
 
 
 def served_here(shape: ModelShape, profile: Profile, roof: StepTime) -> Timing:
     """The estimate of what many steps of our own engine take on a measured machine, or `roof`, the bound of the same
     deployment."""
+    return steps_here(shape, profile, roof).of_many
+
+
+def steps_here(shape: ModelShape, profile: Profile, roof: StepTime) -> Timing:
+    """The same of single steps."""
     formats = held(shape)
     if roof.gpus > 1:
         return Timing.bound(roof, "steps were timed on one machine only")
     found = estimate(shape, profile, OURS, formats)
-    return found.of_many if found else Timing.bound(roof, not_fitted(profile, OURS, formats))
+    return found or Timing.bound(roof, not_fitted(profile, OURS, formats))
 
 
 def _with_head(body: Fit, head: Fit, rates: Mapping[str, float]) -> Efficiency:

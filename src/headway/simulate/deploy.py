@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -19,10 +19,11 @@ from headway.roofline.calibrate import calibration
 from headway.roofline.deployment import Deployment
 from headway.roofline.hardware import GIB, Hardware
 from headway.roofline.memory import MemoryPlan, cut_pools, replica_memory
+from headway.roofline.noise import StepNoise
 from headway.roofline.profile import Profile
 from headway.roofline.replica import Replica, deploy
 from headway.roofline.step import StepTime, check_layout, decode_step
-from headway.roofline.timing import Timing, served_here
+from headway.roofline.timing import Timing, steps_here
 from headway.roofline.work import Layout
 from headway.scheduling.budget import Budget
 from headway.scheduling.policies import policy_named
@@ -67,6 +68,9 @@ class EngineSetup(Options, frozen=True, kw_only=True, forbid_unknown_fields=True
         float | None, Option("Most seconds a request waits for its turn.", above=0, most=MAX_SECONDS)
     ] = None
     ttft_target: Annotated[float | None, _OF_ENGINE["ttft_target"]] = None
+    noise: Annotated[
+        bool, Option("Steps vary as those did that `headway calibrate` fitted; what is published has no noise.")
+    ] = True
     host_us: Annotated[float, Option("Microseconds per step outside of the step-time model.", least=0, most=MOST)] = 0.0
 
     @classmethod
@@ -81,6 +85,7 @@ class Deployed(msgspec.Struct, frozen=True):
         priced: model, precision, devices. model: seconds of its steps; label: what these rest on.
         memory: of one device. limits: what the executor pretends to hold. budget: of a step.
         price: dollars per device and hour; None = not known.
+        noise: how single steps vary, as `roofline.profile.Fit` keeps it; empty = not at all. seed: of its draw.
     """
 
     priced: Replica
@@ -91,14 +96,19 @@ class Deployed(msgspec.Struct, frozen=True):
     limits: Capabilities
     budget: Budget
     price: float | None = None
+    noise: Mapping[str, Sequence[int]] = {}
+    seed: int = 0
 
     @property
     def host_seconds(self) -> float:
         """Per step, outside of the step-time model."""
         return self.setup.host_us * 1e-6
 
-    def replica(self, answers: Answers, log: EventLog | None = None, leaps: bool = True) -> SimulatedReplica:
-        """A fresh one, with an empty cache. `leaps`: over equal steps, which changes nothing but the time it takes."""
+    def replica(
+        self, answers: Answers, log: EventLog | None = None, leaps: bool = True, number: int = 0
+    ) -> SimulatedReplica:
+        """A fresh one, with an empty cache. `leaps`: over equal steps, which changes nothing but the time it takes.
+        `number`: replicas of other numbers have noise of their own."""
         clock, policy = VirtualClock(), policy_named(self.setup.policy)
         sized = self.budget.milliseconds is not None or policy.predicts
         target = self.setup.ttft_target
@@ -107,7 +117,8 @@ class Deployed(msgspec.Struct, frozen=True):
             ttl=to_ps(self.setup.prefix_ttl), ttft=None if target is None else to_ps(target),
             max_wait=self.setup.max_wait, reuse=self.setup.prefix_cache,
         )  # fmt: skip
-        executor = SimulatedRanks(self.limits, clock, self.model, answers, host=self.host_seconds)
+        noise = StepNoise(self.noise, (self.seed << 32) + number) if self.noise else None
+        executor = SimulatedRanks(self.limits, clock, self.model, answers, host=self.host_seconds, noise=noise)
         return SimulatedReplica([scheduler], executor, clock, answers, leaps=leaps)
 
 
@@ -128,7 +139,7 @@ def deployed(
     if price is not None and not 0 < price <= MOST:
         raise BadInput("--price", f"{price:g} is not a number above 0 and up to {MOST:g}")
     priced = deploy(shape, device, gpus, precision=precision, kv=kv, mode=Replica)
-    timing = _timing(priced, profile)
+    timing = _timing(priced, profile, setup.noise)
     cpu = device.kind == "cpu"
     rows = setup.max_rows or (OURS.max_rows if cpu else GPU_ROWS)
     tokens = max(rows, setup.max_step_tokens or (OURS.max_step_tokens if cpu else GPU_TOKENS))
@@ -142,10 +153,12 @@ def deployed(
     budget = Budget(tokens=tokens, milliseconds=setup.step_ms)
     if setup.step_ms is None and cpu:
         budget = usual_budget(tokens, 1e3 * timing.model.predict(decode_step(priced.shape, 1, 1)))
-    if budget.milliseconds is not None:  # steps vary, and a scheduler that serves sizes chunks so that most end in time
+    if (
+        budget.milliseconds is not None and not timing.noise
+    ):  # steps vary, and a scheduler that serves sizes chunks so that most end in time
         budget = msgspec.structs.replace(budget, milliseconds=budget.milliseconds / timing.high)
     hourly = device.price[basis].typical if price is None and (basis := device.basis()) else price
-    return Deployed(priced, setup, timing.model, _label(timing), memory, limits, budget, hourly)
+    return Deployed(priced, setup, timing.model, _label(timing), memory, limits, budget, hourly, timing.noise)
 
 
 def _memory(priced: Replica, setup: EngineSetup, rows: int, tokens: int, longest: int) -> MemoryPlan:
@@ -165,11 +178,13 @@ def _memory(priced: Replica, setup: EngineSetup, rows: int, tokens: int, longest
     )  # fmt: skip
 
 
-def _timing(priced: Replica, profile: Profile | None) -> Timing:
-    """Fitted to this machine's own steps, or to public runs of an engine; else a bound."""
+def _timing(priced: Replica, profile: Profile | None, noise: bool) -> Timing:
+    """Fitted to this machine's own steps, or to public runs of an engine; else a bound. Without noise steps take what
+    they do in the mean, with it what is usual."""
     shape, device = priced.shape, priced.hardware
     if profile is not None:
-        return served_here(shape, profile, priced.step_time())
+        timing = steps_here(shape, profile, priced.step_time())
+        return timing if noise and timing.noise else timing.of_many
     if device.kind != "gpu":
         return Timing.bound(priced.step_time(), f"no engine's steps are known on {device.name}")
     served = Deployment(

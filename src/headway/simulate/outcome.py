@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from headway.core.errors import BadInput
 from headway.metrics import goodput
 from headway.metrics.files import Files
@@ -62,7 +64,7 @@ def simulate_all(
         name = one.setup.policy
 
         def once(load: Traffic, what: str, one: Deployed = one) -> Played:
-            source = load.source(one.limits.max_model_len)
+            source, one = load.source(one.limits.max_model_len), msgspec.structs.replace(one, seed=load.seed)
             played = play(
                 one, source, load.load, replicas=replicas, router=router, most_in_flight=most_in_flight,
                 targets=targets, progress=lambda ended: report(what, ended, load.requests),

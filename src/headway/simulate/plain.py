@@ -1,7 +1,7 @@
 """Plain loads, many times faster: the scheduler's decisions in C++ (ops/native/src/replica.h), equal to the picosecond.
 
 A load is plain where nothing but lengths, arrivals and room can matter: one class of requests, one pool of blocks that
-are only counted, a step sized in tokens, the policy `chunked` or `fcfs`. With a prefix cache too, as long as no two
+are only counted, a step sized in tokens and without noise, the policy `chunked` or `fcfs`. With a prefix cache too, as long as no two
 requests share anything and nobody is preempted: then nothing is ever found in it. The scheduler itself (`driver.py`)
 plays everything else, and all on a machine without the native module; a test holds the two equal.
 """
@@ -82,7 +82,7 @@ def _plain(deployed: Deployed, columns: Columns, replicas: int, in_turn: bool) -
     limits, setup, rows = deployed.limits, deployed.setup, columns.rows
     scheduler = (
         policy_named(setup.policy) in (CHUNKED, FCFS) and setup.max_wait is None
-        and deployed.budget.milliseconds is None and limits.max_in_flight == 1 and limits.long_after is None
+        and deployed.budget.milliseconds is None and not deployed.noise and limits.max_in_flight == 1 and limits.long_after is None
         and limits.windows == (None,)
     )  # fmt: skip
     alone = replicas == 1 or (in_turn and len(columns.at) == len(rows))

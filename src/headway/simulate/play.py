@@ -68,7 +68,7 @@ def _play(
 ) -> tuple[Trail, int]:
     """Through the scheduler that serves -> what happened, and ps of all steps."""
     answers, trail = Answers(alike=not deployed.setup.prefix_cache), Trail(detail)
-    copies = [deployed.replica(answers) for _ in range(replicas)]
+    copies = [deployed.replica(answers, number=number) for number in range(replicas)]
     end = run(
         copies, source, trail, answers, front,
         progress=lambda now: progress(trail.counts["finished"] + trail.counts["refused"]),

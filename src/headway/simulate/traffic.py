@@ -40,7 +40,7 @@ class Traffic(Lengths, frozen=True, kw_only=True, forbid_unknown_fields=True):
     think: Annotated[
         float, Option("Mean seconds between an answer and what follows it.", least=0, most=MAX_SECONDS)
     ] = 0.0
-    seed: Annotated[int, Option("Of lengths and arrivals.")] = 0
+    seed: Annotated[int, Option("Of lengths, arrivals and the noise of steps.")] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
