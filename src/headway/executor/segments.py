@@ -40,6 +40,9 @@ class Segment(NamedTuple):
         return 0 if self.after is None else (self.after - self.first) // LENGTH
 
 
+Mark = tuple[Segment, int]  # the segment, and how many steps were priced
+
+
 class Segments:
     """Prices joint steps: one plan per data-parallel rank, all of which end together.
 
@@ -108,11 +111,11 @@ class Segments:
         return durations
 
     @property
-    def mark(self) -> tuple[Segment, int]:
+    def mark(self) -> Mark:
         """Where it is, to come back to by `back`."""
         return self._now, self._steps
 
-    def back(self, mark: tuple[Segment, int]) -> None:
+    def back(self, mark: Mark) -> None:
         """Take back what was priced since."""
         self._now, self._steps = mark
 

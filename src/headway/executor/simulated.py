@@ -9,7 +9,7 @@ from typing import Protocol
 
 from headway.core.clock import VirtualClock, to_ps, to_seconds
 from headway.core.step import Capabilities, RowInit, Seconds, StepPlan, StepResult, StepShape, Work
-from headway.executor.segments import Segment, Segments, ends_of
+from headway.executor.segments import Mark, Segments, ends_of
 from headway.roofline.noise import StepNoise
 from headway.scheduling.budget import StepTimeModel
 
@@ -55,9 +55,7 @@ class SimulatedRanks:
         self._rows: list[dict[str, RowInit]] = [{} for _ in range(ranks)]
         self._flying: deque[tuple[int, list[StepResult]]] = deque()  # (when it is ready, a result per rank)
         self._ready = 0  # when the last one is
-        self._run: tuple[list[int], tuple[Segment, int]] | None = (
-            None  # ends of the steps of a run, and what was priced before it
-        )
+        self._run: tuple[list[int], Mark] | None = None  # ends of the steps of a run, and what was priced before it
         self.busy = 0  # ps of all steps
 
     @property

@@ -153,9 +153,7 @@ def deployed(
     budget = Budget(tokens=tokens, milliseconds=setup.step_ms)
     if setup.step_ms is None and cpu:
         budget = usual_budget(tokens, 1e3 * timing.model.predict(decode_step(priced.shape, 1, 1)))
-    if (
-        budget.milliseconds is not None and not timing.noise
-    ):  # steps vary, and a scheduler that serves sizes chunks so that most end in time
+    if budget.milliseconds is not None and not timing.noise:  # else the scheduler learns what they miss
         budget = msgspec.structs.replace(budget, milliseconds=budget.milliseconds / timing.high)
     hourly = device.price[basis].typical if price is None and (basis := device.basis()) else price
     return Deployed(priced, setup, timing.model, _label(timing), memory, limits, budget, hourly, timing.noise)

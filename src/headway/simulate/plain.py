@@ -1,9 +1,10 @@
 """Plain loads, many times faster: the scheduler's decisions in C++ (ops/native/src/replica.h), equal to the picosecond.
 
 A load is plain where nothing but lengths, arrivals and room can matter: one class of requests, one pool of blocks that
-are only counted, a step sized in tokens and without noise, the policy `chunked` or `fcfs`. With a prefix cache too, as long as no two
-requests share anything and nobody is preempted: then nothing is ever found in it. The scheduler itself (`driver.py`)
-plays everything else, and all on a machine without the native module; a test holds the two equal.
+are only counted, a step sized in tokens and without noise, the policy `chunked` or `fcfs`. With a prefix
+cache too, as long as no two requests share anything and nobody is preempted: then nothing is ever found in it. The
+scheduler itself (`driver.py`) plays everything else, and all on a machine without the native module; a test holds the
+two equal.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def _plain(deployed: Deployed, columns: Columns, replicas: int, in_turn: bool) -
     limits, setup, rows = deployed.limits, deployed.setup, columns.rows
     scheduler = (
         policy_named(setup.policy) in (CHUNKED, FCFS) and setup.max_wait is None
-        and deployed.budget.milliseconds is None and not deployed.noise and limits.max_in_flight == 1 and limits.long_after is None
-        and limits.windows == (None,)
+        and deployed.budget.milliseconds is None and not deployed.noise and limits.max_in_flight == 1
+        and limits.long_after is None and limits.windows == (None,)
     )  # fmt: skip
     alone = replicas == 1 or (in_turn and len(columns.at) == len(rows))
     apart = not setup.prefix_cache or not (columns.shared or any(row.blocks for row in rows))
