@@ -6,9 +6,10 @@ import pytest
 
 from headway.core.clock import VirtualClock
 from headway.core.request import SamplingParams
-from headway.core.step import Capabilities
+from headway.core.step import Capabilities, StepShape
 from headway.engine.warmup import measure_steps, pace, settle
 from headway.roofline.fixed import FixedCosts
+from headway.scheduling.shape import ShapeBuilder
 from tests.engine.tiny import TinyModel, complete, prompts, tokens_of
 from tests.simulated import HashedTokens, SimulatedExecutor
 
@@ -22,16 +23,39 @@ def executor(costs: FixedCosts = COSTS, limits: Capabilities = LIMITS) -> Simula
     return SimulatedExecutor(limits, VirtualClock(), costs, HashedTokens(0, 10))
 
 
-@pytest.mark.parametrize("costs", [COSTS, FixedCosts(step=0.3, token=0.02), FixedCosts(step=0.001)])
+@pytest.mark.parametrize(
+    "costs",
+    [COSTS, FixedCosts(step=0.3, token=0.02), FixedCosts(step=0.001), FixedCosts(step=0.01, token=1e-3, logit=5e-4)],
+)
 def test_the_costs_of_steps_are_found_again(costs: FixedCosts) -> None:
-    """In one KV group without a window, which the four kinds of cost describe exactly."""
+    """In one KV group without a window, which these kinds of cost describe exactly."""
     limits = Capabilities(
         block_size=32, blocks=(100,), windows=(None,), max_rows=8, max_tokens_per_step=256, max_model_len=3000
     )
     found = measure_steps(executor(costs, limits))
     assert found.token == pytest.approx(costs.token, rel=0.1, abs=1e-5)
     assert found.step == pytest.approx(costs.step, rel=0.02)
+    assert found.logit == pytest.approx(costs.logit, rel=0.1, abs=2e-5)
     assert (found.kv_token, found.pair) == pytest.approx((costs.kv_token, costs.pair), rel=0.1, abs=1e-9)
+
+
+def test_where_drafts_are_verified_steps_of_a_few_are_measured_too() -> None:
+    """A machine that takes four rows at a time: a line through one and 32 tokens would say 8 ms for the fifth."""
+
+    class ByFours(FixedCosts, frozen=True):
+        def predict(self, shape: StepShape) -> float:
+            return 0.001 * -(-shape.tokens // 4)
+
+    limits = Capabilities(
+        block_size=32, blocks=(100,), windows=(None,), max_rows=8, max_tokens_per_step=256, max_model_len=3000,
+        max_drafts=64,
+    )  # fmt: skip
+    costs = measure_steps(executor(ByFours(), limits))
+    for tokens, seconds in ((1, 0.001), (4, 0.001), (5, 0.002), (8, 0.002), (16, 0.004), (32, 0.008)):
+        builder = ShapeBuilder((None,))
+        builder.add(0, tokens, tokens)
+        assert costs.predict(builder.build()) == pytest.approx(seconds, rel=0.02, abs=2e-5)
+    assert measure_steps(executor(ByFours())).bends == ()
 
 
 @pytest.mark.parametrize("context", [2, 40, 100])

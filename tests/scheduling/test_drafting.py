@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway.core.events import EventLog, StepDone
 from headway.core.folds import Totals
@@ -41,8 +44,9 @@ def test_one_rows_length_is_the_best_by_the_formula(odds: float, token: float) -
     assert gains[k] == pytest.approx(max(gains)) if max(gains) > LEAST_GAIN else k == 0
 
 
-def test_the_likeliest_drafts_come_first_and_no_more_than_fit() -> None:
-    assert lengths(MEMORY_BOUND, [(7, 0.99), (7, 0.5), (3, 0.99)], most=10) == [7, 0, 3]
+def test_drafts_that_shorten_waits_most_come_first_and_no_more_than_fit() -> None:
+    assert lengths(MEMORY_BOUND, [(7, 0.99), (7, 0.5), (3, 0.99)], most=10) == [4, 3, 3]
+    assert lengths(MEMORY_BOUND, [(7, 0.99), (7, 0.5), (3, 0.99)], most=2) == [1, 0, 1]
     assert lengths(COMPUTE_BOUND, [(7, 0.99)] * 4) == [0] * 4
     assert lengths(None, [(7, 0.9), (7, 0.4)]) == [6, 0]
 
@@ -51,6 +55,34 @@ def test_a_batch_turns_it_off_where_arithmetic_binds() -> None:
     costs = FixedCosts(step=1.0, token=0.1)
     per_row = [sum(lengths(costs, [(7, 0.7)] * rows)) / rows for rows in (1, 4, 16, 32)]
     assert per_row[0] > 1 and per_row[-1] < 0.5 and per_row == sorted(per_row, reverse=True)
+
+
+@given(
+    drafts=st.lists(st.tuples(st.integers(1, 7), st.floats(0.05, 0.99)), min_size=1, max_size=8),
+    others=st.integers(0, 24),
+    token=st.floats(0.01, 0.5),
+)
+def test_waits_for_a_token_and_tokens_per_second_gain_and_nothing_would_gain_more(
+    drafts: list[tuple[int, float]], others: int, token: float
+) -> None:
+    rows = len(drafts) + others
+
+    def wait(counts: Sequence[int]) -> float:
+        """Mean over rows of seconds per token."""
+        tokens = [expected_tokens(count, odds) for count, (_, odds) in zip(counts, drafts, strict=True)]
+        return (1.0 + token * (rows + sum(counts))) * (others + sum(1.0 / each for each in tokens)) / rows
+
+    chosen = lengths(FixedCosts(step=1.0, token=token), drafts, rows=rows)
+    alone = wait([0] * len(drafts))
+    if sum(chosen):
+        assert wait(chosen) < alone / LEAST_GAIN * (1 + 1e-9)
+        tokens = others + sum(expected_tokens(count, odds) for count, (_, odds) in zip(chosen, drafts, strict=True))
+        seconds = (1.0 + token * (rows + sum(chosen))) / (1.0 + token * rows)
+        assert tokens / rows / seconds > LEAST_GAIN * (1 - 1e-9)
+    for row, (most, _) in enumerate(drafts):
+        for count in {max(0, chosen[row] - 1), min(most, chosen[row] + 1)} if sum(chosen) else ():
+            other = [*chosen[:row], count, *chosen[row + 1 :]]
+            assert wait(other) >= wait(chosen) * (1 - 1e-9)
 
 
 def test_beside_prompts_a_draft_must_be_worth_its_own_time() -> None:

@@ -217,6 +217,11 @@ def test_memory_and_threads_are_divided(infos: dict[str, ModelInfo], monkeypatch
     assert two.memory_gib == pytest.approx(2 + PROCESS / GIB + left / 2)
     disks = [one.kv_disk_gib for one in divided(EngineOptions(kv_disk="folder"), infos).values()]
     assert disks == [5.0, 5.0]
+    drafted = divided(EngineOptions(memory_gib=6, draft="two"), infos, infos["two"])
+    left = 6 - sum(info.weight_bytes + infos["two"].weight_bytes + PROCESS for info in infos.values()) / GIB
+    for name, info in infos.items():
+        need = (info.weight_bytes + infos["two"].weight_bytes + PROCESS) / GIB
+        assert drafted[name].memory_gib == pytest.approx(need + left / 2)
     alone = {"two": infos["two"]}
     assert divided(EngineOptions(), alone)["two"] == EngineOptions(model=str(infos["two"].path))
 
@@ -239,6 +244,14 @@ def test_what_cannot_be_of_several_is_refused(
     monkeypatch.setattr(several, "free_memory", lambda: int(8 * GIB))
     with pytest.raises(BadInput, match=re.escape(sentence)):
         divided(EngineOptions.of(options), infos)
+
+
+def test_draft_models_take_memory_too(infos: dict[str, ModelInfo], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(several, "free_memory", lambda: int(8 * GIB))
+    large = replace(infos["one"], weight_bytes=int(4 * GIB))
+    sentence = "model: weights, draft models and processes of one, two take 8.69 GiB together; 8.00 may be used"
+    with pytest.raises(BadInput, match=re.escape(sentence)):
+        divided(EngineOptions(draft="one"), infos, large)
 
 
 @pytest.mark.parametrize(

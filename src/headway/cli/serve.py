@@ -36,6 +36,7 @@ def serve(
 
     from headway.cli.terminal import fetching
     from headway.core.errors import BadInput
+    from headway.engine.draft_model import describe_draft
     from headway.engine.several import divided
     from headway.model.load import describe
     from headway.model.source import DEFAULT_MODEL, asked_as
@@ -54,6 +55,7 @@ def serve(
     with fetching() as progress:
         sources = model or [DEFAULT_MODEL]
         infos = [describe(source, progress, engine.chat_template) for source in sources]
+        draft = describe_draft(engine.draft, progress)
     names = server.served_model_name or [info.name for info in infos]
     if len(names) != len(infos):
         raise BadInput("--served-model-name", f"{len(names)} names for {len(infos)} models; give each model one")
@@ -61,7 +63,7 @@ def serve(
     if len(known) < len(infos):
         twice = next(name for name in names if list(names).count(name) > 1)
         raise BadInput("model", f"two are called {twice!r}; --served-model-name, once for each, tells them apart")
-    engines = divided(engine, known)
+    engines = divided(engine, known, draft)
     for name in known:
         if name in engines[name].loras:
             raise BadInput("--lora", f"{name!r} is the model itself; give the adapter another name")

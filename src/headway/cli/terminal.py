@@ -87,7 +87,7 @@ def load_model(options: EngineOptions, *, quiet: bool = False) -> Iterator[LLM]:
     try:
         if not quiet:
             engine = llm.engine
-            shown = [*engine.memory.lines(), *engine.sampling_lines()]
+            shown = [*engine.memory.lines(), *engine.disk_lines(), *engine.draft_lines(), *engine.sampling_lines()]
             memory = ", ".join(f"{label} {amount}" for label, amount in shown)
             where = f"{engine.info.name} on the {engine.backend.name} backend, {engine.threads} threads"
             step(f"[dim]{escape(where)}\n{escape(wrapped(memory, console=stderr))}[/dim]")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headway.core.errors import BadInput, shown
@@ -10,7 +11,7 @@ from headway.core.step import Capabilities
 from headway.engine.warmup import measure_steps
 from headway.executor.draft import ModelProposer, draft_limits, pass_tokens
 from headway.executor.model import ModelExecutor
-from headway.model.load import Model, open_model
+from headway.model.load import Model, ModelInfo, describe, open_model
 from headway.model.source import Progress
 from headway.ops.protocol import Backend, CacheLayout
 from headway.roofline.fixed import FixedCosts
@@ -91,14 +92,34 @@ def load_draft(
         raise BadInput(
             FLAG, "the model drops what lies behind its windows, and a draft model needs blocks that it keeps"
         )
-    try:
+    with _may_draft(source):
         opened = open_model(source, progress)
         other = Tokenizer(opened.info.tokenizer)
         apart = tokenizer.parting(other)
         if apart is not None:
             raise BadInput("model", f"{opened.info.name} has another tokenizer: {apart}")
         model = opened.prepare(backend, room, tokenizer.vocab_size)
+    return DraftModel(model, backend, whole[0])
+
+
+def describe_draft(source: str, progress: Progress | None = None) -> ModelInfo | None:
+    """The model that is to draft, by its files' headers; None where none does.
+
+    Raises:
+        BadInput: it is no model.
+        ModelFileError: its files are at fault.
+    """
+    if source in PROPOSERS:
+        return None
+    with _may_draft(source):
+        return describe(source, progress)
+
+
+@contextmanager
+def _may_draft(source: str) -> Iterator[None]:
+    """Refusals inside name the option, and what it accepts."""
+    try:
+        yield
     except BadInput as error:
         accepted = f"accepted: {', '.join(PROPOSERS)}, or a smaller model with the same tokenizer"
         raise BadInput(FLAG, f"{shown(source)}: {error}; {accepted}") from None
-    return DraftModel(model, backend, whole[0])

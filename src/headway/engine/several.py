@@ -14,15 +14,18 @@ from headway.roofline.hardware import GIB
 from headway.roofline.memory import PROCESS, shares
 
 
-def divided(options: EngineOptions, models: Mapping[str, ModelInfo]) -> dict[str, EngineOptions]:
+def divided(
+    options: EngineOptions, models: Mapping[str, ModelInfo], draft: ModelInfo | None = None
+) -> dict[str, EngineOptions]:
     """The options of each model's engine, by name. Of one, they are `options`.
 
-    Memory: each may use what its weights and its process need, and an equal part of the rest; its cache comes out of
-    that. Disk: an equal part of `--kv-disk-gib`. Threads: an equal part of the cores, unless `--threads` says how many
-    each has.
+    Memory: each may use what its weights, its draft model's and its process need, and an equal part of the rest; its
+    cache comes out of that. Disk: an equal part of `--kv-disk-gib`. Threads: an equal part of the cores, unless
+    `--threads` says how many each has.
 
     Args:
         options: of all of them. Of several models, `lora` says which one's an adapter is: MODEL/NAME=PATH.
+        draft: the model that drafts for each of them, loaded once for each.
 
     Raises:
         BadInput: together they do not fit, or an option cannot be that of several.
@@ -34,10 +37,11 @@ def divided(options: EngineOptions, models: Mapping[str, ModelInfo]) -> dict[str
             raise BadInput(flag, "it is one model's, and several are given; serve that one by itself")
     usable = min(free_memory(), (options.memory_gib or float("inf")) * GIB)
     cache = (options.kv_cache_gib or 0.0) * GIB
-    needs = [info.weight_bytes + PROCESS + cache for info in models.values()]
+    drafting = 0 if draft is None else draft.weight_bytes
+    needs = [info.weight_bytes + drafting + PROCESS + cache for info in models.values()]
     if sum(needs) > usable:
-        what = "weights, caches" if cache else "weights"
-        problem = f"{what} and processes of {', '.join(models)} take {sum(needs) / GIB:.2f} GiB together"
+        what = ["weights", *(["draft models"] if drafting else []), *(["caches"] if cache else [])]
+        problem = f"{', '.join(what)} and processes of {', '.join(models)} take {sum(needs) / GIB:.2f} GiB together"
         raise BadInput("model", f"{problem}; {usable / GIB:.2f} may be used")
     threads = options.threads or max(1, usable_cores() // len(models))
     if options.kv_disk is not None:

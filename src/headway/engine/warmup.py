@@ -1,7 +1,8 @@
 """The first steps of an engine, before anybody asks: they have its buffers mapped, and tell how long its steps take.
 
-Four kinds of step are enough for a model of step times that the scheduler can size its work with: a decode and a
-chunk, each without a context and behind a long one.
+Five kinds of step are enough for a model of step times that the scheduler can size its work with: a decode and a
+chunk, each without a context and behind a long one, and a decode of several rows, which computes logits of each. Where
+drafts are verified, steps of a few are measured as well.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from headway.scheduling.shape import ShapeBuilder
 
 CHUNK, SMALL_CHUNK, SLOW = 32, 16, 0.1  # tokens; the small one where a decode takes longer than SLOW seconds
 CONTEXT = 1024  # tokens of the long context
-TRIES = 2
+ROWS = 8  # of the decode of several
+POSITIONS = (2, 4, 5, 8, 16)  # of steps that verify drafts: kernels take four or eight rows at a time
+TRIES, MOST_TRIES, ENOUGH = 2, 8, 0.05  # of a step: at least, at most, and seconds after which there are no more
 
 SETTLE_SECONDS = 0.5
 TOUCHED = 16  # blocks of each group that are written at once
@@ -42,13 +45,25 @@ def measure_steps(executor: Executor) -> FixedCosts:
         return FixedCosts(step=decode)
     prefill = steps.seconds(0, chunk)
     far_decode, far_prefill = steps.seconds(context, 1), steps.seconds(context, chunk)
+    rows = min(ROWS, limits.max_rows)
+    several = steps.seconds(0, 1, rows=rows)
+    decode = min(decode, steps.seconds(0, 1))  # the first ones were cold
     token = max(0.0, (prefill - decode) / (chunk - 1))
+    logit = max(0.0, (several - decode) / (rows - 1) - token) if rows > 1 else 0.0
     pair = max(0.0, (far_prefill - prefill - far_decode + decode) / ((chunk - 1) * context))
+    verified = [count for count in POSITIONS if count <= min(limits.max_drafts, context, limits.max_tokens_per_step)]
     return FixedCosts(
-        step=max(0.0, decode - token),
+        step=max(0.0, decode - token - logit),
         token=token,
+        logit=logit,
         pair=pair,
         kv_token=max(0.0, (far_decode - decode) / context - pair),
+        bends=tuple(
+            [
+                (count, steps.seconds(0, count, drafts=True) - decode - (count - 1) * (token + logit))
+                for count in (verified if decode < SLOW else ())
+            ]
+        ),
     )
 
 
@@ -90,7 +105,7 @@ def pace(
     if step_ms is None and not measured:
         return Pacing(Budget(tokens=tokens), known, None, f"up to {tokens} tokens")
     costs = measure_steps(executor)
-    decode = 1e3 * (costs.step + costs.token)
+    decode = 1e3 * (costs.step + costs.token + costs.logit)
     if step_ms is None and not streams:
         return Pacing(Budget(tokens=tokens), known or costs, costs, f"up to {tokens} tokens")
     budget = usual_budget(tokens, decode) if step_ms is None else Budget(tokens=tokens, milliseconds=step_ms)
@@ -133,24 +148,29 @@ def settle(executor: Executor, pacing: Pacing, seconds: float = SETTLE_SECONDS) 
 
 
 class _Steps:
-    """Steps of one row, at the beginning of the cache."""
+    """Steps of rows that all lie at the beginning of the cache."""
 
     def __init__(self, executor: Executor, limits: Capabilities) -> None:
         self._executor = executor
         self._limits = limits
         self._numbers = itertools.count()
 
-    def seconds(self, start: int, count: int, tries: int = TRIES) -> float:
-        """The shortest of a few tries of a step that computes `count` tokens from `start` on."""
+    def seconds(self, start: int, count: int, tries: int = MOST_TRIES, rows: int = 1, *, drafts: bool = False) -> float:
+        """The shortest of a few tries of a step that computes `count` tokens of each row from `start` on. drafts: all
+        but the first are drafts."""
         blocks = -(-(start + count) // self._limits.block_size)
         table = tuple(tuple(range(blocks)) for _ in self._limits.blocks)
         params = SamplingParams(temperature=0.0, seed=0)
-        row = RowInit(_LABEL, (0,) * (start + count), start + count, params, blocks=table)
-        self._run(new=(row,), copies=self._copies(1, blocks))  # memory that was never written is not read like a cache
-        work = (Work(_LABEL, start, count, logits=1, sample=True),)
-        best = min(self._run(work=work) for _ in range(tries))
-        self._run(gone=(_LABEL,))
-        return best
+        labels = [f"{_LABEL} {number}" for number in range(rows)]
+        known, draft = (start + 1, (0,) * (count - 1)) if drafts else (start + count, ())
+        new = [RowInit(label, (0,) * known, known, params, blocks=table) for label in labels]
+        self._run(new=tuple(new), copies=self._copies(1, blocks))  # memory never written is not read like a cache
+        work = tuple([Work(label, start, count, draft, logits=1 + len(draft), sample=True) for label in labels])
+        taken = [self._run(work=work)]
+        while len(taken) < tries and (len(taken) < TRIES or sum(taken) < ENOUGH):
+            taken.append(self._run(work=work))
+        self._run(gone=tuple(labels))
+        return min(taken)
 
     def write(self, first: int, end: int) -> None:
         """Something into blocks `first` to `end` - 1 of every group."""

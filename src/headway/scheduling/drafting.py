@@ -1,9 +1,12 @@
 """How many drafts of each row a step verifies: as many as make tokens faster, by the step-time model (B11).
 
-A draft that is accepted with probability p adds p tokens to the step and some time to it. So the likeliest drafts of
-all rows come first, and as many are taken as make the most of
+A draft that is accepted with probability p adds p tokens to its row's step, and some time to every row's. What counts
+is the time that a row waits for a token, in the mean over all rows that decode, with drafts or without:
 
-    gain = (tokens expected with drafts / tokens without) * (seconds without / seconds with)
+    gain = rows / sum of (1 / tokens expected of a row) * (seconds without / seconds with)
+
+So nobody is held up by drafts of others that are not worth it, and as a mean is never below the harmonic one, tokens
+per second gain at least as much. The drafts that save most come first, and as many are taken as make the most of that.
 
 A draft model takes its own time, which counts: a pass over all rows that draft for each place, and a pass is predicted
 as a step of that model. Where it would be no gain the draft model does not even keep up with the rows.
@@ -24,11 +27,11 @@ from headway.scheduling.budget import StepTimeModel
 from headway.scheduling.flight import Flight
 from headway.scheduling.shape import ShapeBuilder
 
-LEAST_GAIN = 1.03  # what is predicted to be worth less is left alone: the model is not that good
+LEAST_GAIN = 1.1  # what is predicted to be worth less is left alone: the model is not that good
 LEAST_ODDS = 0.5  # of a draft that is verified where nothing predicts steps
 CHUNK = 64  # prompt tokens that a step is taken to hold beside, where prompts are there
 AT = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafts in a step for which the model is asked; lines between
-LEARNING = 0.125  # what a step moves a ratio by
+LEARNING, DOWNWARDS = 0.125, 0.5  # what a step moves a ratio by; more where it was quicker: others only make it slower
 FORGETTING = 1 / 256  # what a step without drafts moves the ratios of those with drafts by, towards its own
 STALE = 64  # one step in so many goes without
 RATIOS = 0.25, 4.0  # bounds of a step's measured over predicted time
@@ -92,10 +95,10 @@ class Drafting:
             most: drafts in all.
             prompts: the step has prompts to compute as well.
         """
-        likely = sorted(
-            ((odds**place, index) for index, (count, odds) in enumerate(drafts) for place in range(1, count + 1)),
-            key=lambda one: (-one[0], one[1]),
-        )[:most]
+        likely = _best_first(drafts)
+        if self._model is None:
+            likely = [(odds, row) for odds, row in likely if odds >= LEAST_ODDS]
+        likely = likely[:most]
         lengths = [0] * len(drafts)
         for _, odds in drafts:
             self._odds += LEARNING * (odds - self._odds) / len(drafts)
@@ -112,26 +115,29 @@ class Drafting:
         if self._model is None or self._drafter is None:
             return True
         each = max(1, min(LONGEST_LOOK, most // rows))
-        likely = [(self._odds**place, row) for place in range(1, each + 1) for row in range(rows)]
+        likely = _best_first([(each, self._odds)] * rows)
         return self._worthwhile(likely[:most], rows, context, False)[0] > 0
 
     def _worthwhile(
         self, likely: Sequence[tuple[float, int]], rows: int, context: float, prompts: bool
     ) -> tuple[int, float]:
-        """(how many of the likeliest drafts, given by probability and row, and what they gain)."""
+        """(how many of the drafts, given by probability and row, and what they gain)."""
         if self._model is None:
-            return sum(odds >= LEAST_ODDS for odds, _ in likely), 1.0
+            return len(likely), 1.0
         costs = self._cost_curve(rows, context, prompts)
-        best, best_gain, tokens, drafting = 0, LEAST_GAIN, float(rows), 0.0
+        best, best_gain, waits, drafting = 0, LEAST_GAIN, float(rows), 0.0
+        tokens = [1.0] * rows
         alone = self._alone(rows, int(context)) if self._drafter is not None else 1.0
         lengths, widths = [0] * rows, [0] * MOST_PASSES
         for count, (odds, row) in enumerate(likely, 1):
-            tokens += odds
+            waits -= 1.0 / tokens[row]
+            tokens[row] += odds
+            waits += 1.0 / tokens[row]
             if self._drafter is not None:
                 place, lengths[row] = lengths[row], lengths[row] + 1
                 drafting += self._pass(widths[place] + 1, context) - self._pass(widths[place], context)
                 widths[place] += 1
-            gain = tokens / rows / (_between(costs, count) + drafting / alone)
+            gain = rows / waits / (_between(costs, count) + drafting / alone)
             if gain > best_gain:
                 best, best_gain = count, gain
         return best, best_gain
@@ -201,7 +207,9 @@ class Drafting:
         least, most = RATIOS
         ratio = min(max(seconds / predicted, least), most)
         before = self._ratios.get(key)
-        self._ratios[key] = ratio if before is None else before + LEARNING * (ratio - before)
+        if before is not None:
+            ratio = before + (LEARNING if ratio > before else DOWNWARDS) * (ratio - before)
+        self._ratios[key] = ratio
         for other in self._ratios if not drafts else ():
             if other[0] == size and other[1]:
                 self._ratios[other] += FORGETTING * (self._ratios[key] - self._ratios[other])
@@ -215,6 +223,24 @@ class Drafting:
         if self._model is None or not drafts:
             return None
         return self._model.predict(step.verifying(-drafts, rows + drafts)) * self._ratio(rows, 0)
+
+
+def _best_first(drafts: Sequence[tuple[int, float]]) -> list[tuple[float, int]]:
+    """(probability, row) of every draft, those first that shorten the wait for a token most. A row's own come in order:
+    each is less likely than the one before, and saves less of a wait that is shorter.
+
+    Args:
+        drafts: (how many there are, probability that one is accepted) of each row.
+    """
+    found = []
+    for row, (count, odds) in enumerate(drafts):
+        tokens, likely = 1.0, 1.0
+        for _ in range(count):
+            likely *= odds
+            found.append((1.0 / tokens - 1.0 / (tokens + likely), likely, row))
+            tokens += likely
+    found.sort(key=lambda one: (-one[0], one[2]))
+    return [(likely, row) for _, likely, row in found]
 
 
 def _between(costs: Sequence[float], count: int) -> float:
