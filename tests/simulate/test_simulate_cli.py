@@ -239,3 +239,19 @@ def test_a_load_that_is_refused_whole_has_no_steps(capsys: pytest.CaptureFixture
         main([*BASE, "--input-tokens", "3000", "--max-model-len", "1000", "--rate", "1"])
     assert not ended.value.code
     assert "no step: every request was refused" in capsys.readouterr().out
+
+
+def test_seeds_say_how_much_a_figure_is_the_draw(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--rate", "20", *SHORT]
+    found = simulated(capsys, *load, "--seed", "3", "--seeds", "7")["seeds"]
+    alone = [simulated(capsys, *load, "--seed", str(seed))["ttft_ms"]["mean"] for seed in range(3, 10)]
+    said = found["ttft_ms"]["mean"]
+    assert found["seeds"] == [3, 4, 5, 6, 7, 8, 9]
+    assert (said["least"], said["median"], said["most"]) == (min(alone), sorted(alone)[3], max(alone))
+    low, high = said["ci95"]
+    assert said["least"] <= low < said["median"] < high <= said["most"]
+    assert found["ttft_ms"]["p99"] is None, "30 requests have no p99"
+    assert simulated(capsys, *load, "--seeds", "5")["seeds"]["tpot_ms"]["mean"]["ci95"] is None, "five hold no interval"
+    with pytest.raises(SystemExit):
+        main([*BASE, *load, "--seeds", "6"])
+    assert "Over 6 seeds" in capsys.readouterr().out

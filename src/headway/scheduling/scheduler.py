@@ -316,7 +316,7 @@ class Scheduler:
         flights = self.state.flights
         if len(flights) != 1:
             return 0
-        return run.horizon(self.state, flights[0], self.blocked, most) if self.policy.timeless else 1
+        return run.horizon(self.state, flights[0], self.blocked, most) if self.policy.timeless(self.state) else 1
 
     def commit_run(
         self, tokens: Mapping[str, Sequence[int]], times: Sequence[int], seconds: Seconds | None = None

@@ -12,6 +12,7 @@ from headway.report.document import Document, Drawing, Folded, Grid, Part, Text
 from headway.report.figures import COLOURS
 from headway.report.units import dollars, of_devices
 from headway.simulate.play import Played
+from headway.simulate.seeds import table
 from headway.simulate.trail import PARTS
 
 SERIES = (("queue", "requests waiting"), ("running", "requests running"), ("kv_use", "share of cache blocks owned"))
@@ -24,6 +25,7 @@ def document(played: Played) -> Document:
     requests = s["requests"]
     return Document(f"{where}: {requests['completed']} of {requests['total']} completed", [
         *(Text(f"warning: {warning}", "warn") for warning in s["warnings"]), latencies(s),
+        *([table(s["seeds"])] if "seeds" in s else []),
         Text(f"step time: {s['step_time']}", "note"), *rates(s), *targets(s), *_cost(s["cost"]), _steps(s),
         *([_beside(s)] if "measured" in s else []), _little(s["little"]),
     ], [

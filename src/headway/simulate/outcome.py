@@ -18,6 +18,7 @@ from headway.report.document import Document, Text
 from headway.simulate.deploy import Deployed
 from headway.simulate.document import comparison, document
 from headway.simulate.play import Played, play
+from headway.simulate.seeds import spread
 from headway.simulate.served import measured
 from headway.simulate.traffic import Traffic
 
@@ -72,6 +73,10 @@ def simulate_all(
             return played
 
         played = found[name] = once(traffic, f"simulating, {name}")
+        if traffic.seeds > 1:
+            seeds = range(traffic.seed, traffic.seed + traffic.seeds)
+            others = [once(msgspec.structs.replace(traffic, seed=seed), f"simulating, {name}") for seed in seeds[1:]]
+            played.summary["seeds"] = spread([one.summary for one in (played, *others)], seeds)
         if traffic.log is not None:
             played.summary["measured"] = summarize(measured(traffic.log), targets)
         if as_tool is not None:

@@ -41,6 +41,9 @@ class Traffic(Lengths, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float, Option("Mean seconds between an answer and what follows it.", least=0, most=MAX_SECONDS)
     ] = 0.0
     seed: Annotated[int, Option("Of lengths, arrivals and the noise of steps.")] = 0
+    seeds: Annotated[
+        int, Option("Simulate with so many seeds, from --seed on, and say how much figures differ.", least=1, most=1000)
+    ] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,6 +8,7 @@ from collections import deque
 from headway.scheduling.planning import PREFIX, Step
 from headway.scheduling.policies.policy import Policy
 from headway.scheduling.row import Place, Row
+from headway.scheduling.state import State
 
 
 def fill(step: Step) -> None:
@@ -38,12 +39,19 @@ def fill(step: Step) -> None:
 
 
 def _forget_credit(accounts: dict[str, float], active: set[str]) -> None:
-    """Tenants that come back, or come for the first time, start level with the one that had least."""
+    """Tenants that come back, or come for the first time, start level with the one that had least. An account is only
+    ever compared with others: that of the only tenant begins anew."""
     known = [seconds for name, seconds in accounts.items() if name in active]
+    level = min(known) if len(known) > 1 else 0.0
     for name in accounts.keys() - active:
         del accounts[name]
-    for name in active - accounts.keys():
-        accounts[name] = min(known, default=0.0)
+    for name in active if len(known) == 1 else active - accounts.keys():
+        accounts[name] = level
 
 
-FAIR = Policy("fair", fill, predicts=True, timeless=False)
+def _one_tenant(state: State) -> bool:
+    """Accounts matter between tenants."""
+    return not state.queue and len({row.request.tenant for row in state.running}) == 1
+
+
+FAIR = Policy("fair", fill, predicts=True, timeless=_one_tenant)

@@ -7,6 +7,7 @@ from headway.core.clock import to_ps
 from headway.scheduling.planning import NO_BLOCKS, PREFIX, Step
 from headway.scheduling.policies.policy import Policy
 from headway.scheduling.row import Place, Row
+from headway.scheduling.state import State
 
 MISSED = "its time to first token cannot be met any more"
 
@@ -40,4 +41,9 @@ def _slack(step: Step, row: Row) -> int:
     return request.arrival + target - step.now - to_ps(step.seconds_of_prompt(row))
 
 
-SLO = Policy("slo", fill, predicts=True, timeless=False)
+def _nobody_waits(state: State) -> bool:
+    """Slack matters to those who wait."""
+    return not state.queue
+
+
+SLO = Policy("slo", fill, predicts=True, timeless=_nobody_waits)
