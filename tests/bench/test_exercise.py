@@ -34,6 +34,15 @@ def test_each_load_is_played_between_two_probes_and_left_out_if_they_disagree() 
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
+def test_on_a_machine_that_is_never_steady_the_steadiest_half_counts() -> None:
+    probes = probed(1e10, 2e10, 2.6e10, 6e10)
+    with MockServer(Script(chunks=4)) as server:
+        windows = asyncio.run(
+            exercise(Endpoint.parse(server.url, "completions"), 0.6, lambda: next(probes), cells=CELLS)
+        )
+    assert [round(window.rates.bandwidth / 1e9, 1) for window in windows] == [14.1, 22.8]
+
+
 def test_a_server_that_answers_nothing_is_named() -> None:
     with pytest.raises(BadInput, match="--url"):
         asyncio.run(exercise(Endpoint.parse("http://127.0.0.1:9", "completions"), 0.3, lambda: Rates(1e10, 1e11)))

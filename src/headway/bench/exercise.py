@@ -15,7 +15,7 @@ from headway.core.errors import BadInput
 from headway.engine.machine import wall_clock
 from headway.measure.served import Window
 from headway.metrics.records import RequestRecord
-from headway.roofline.profile import Rates
+from headway.roofline.profile import FLIP, Rates
 
 
 class Cell(NamedTuple):
@@ -37,12 +37,13 @@ async def exercise(
     progress: Callable[[int, int], None] = lambda done, of: None, cells: tuple[Cell, ...] = CELLS,
 ) -> list[Window]:  # fmt: skip
     """Play all cells in `seconds` -> when each was played, and what the machine gave just before and after, in the
-    mean; those during which it changed its speed are left out.
+    mean. Those during which it changed its speed are left out, as long as half of them are left: on a machine that is
+    never steady, the half during which it changed least.
 
     Raises:
         BadInput: nothing was answered.
     """
-    clock, windows, answered = wall_clock(), list[Window](), 0
+    clock, played, answered = wall_clock(), list[tuple[float, Window]](), 0
     async with BenchClient(endpoint) as client:
         contact = await first_contact(client, time.time_ns())
         if contact.dead is not None:
@@ -53,13 +54,14 @@ async def exercise(
             begin = clock.now()
             answered += await _play(client, cell, prompts, time.perf_counter() + seconds / len(cells))
             end, after = clock.now(), probe()
-            if before.steady(after):
-                windows.append(Window(begin, end, before.between(after)))
+            played.append((before.change(after), Window(begin, end, before.between(after))))
             before = after
             progress(number + 1, len(cells))
     if not answered:
         raise BadInput("--url", f"{endpoint.url} answered no request of the loads")
-    return windows
+    least = sorted(change for change, _ in played)[: -(-len(played) // 2)]
+    most = max(FLIP, *least)
+    return [window for change, window in played if change < FLIP or (most > FLIP and change <= most)]
 
 
 async def _play(client: BenchClient, cell: Cell, prompts: Prompts, until: float) -> int:

@@ -31,7 +31,11 @@ class Rates(NamedTuple):
 
     def steady(self, after: Rates) -> bool:
         """Do two probes agree?"""
-        return all(max(pair) < FLIP * min(pair) for pair in zip(self, after, strict=True))
+        return self.change(after) < FLIP
+
+    def change(self, after: Rates) -> float:
+        """Factor between two probes, of the rate that changed most."""
+        return max(max(pair) / min(pair) for pair in zip(self, after, strict=True))
 
     def between(self, after: Rates) -> Rates:
         """Of the time between two probes."""
