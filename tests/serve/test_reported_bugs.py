@@ -19,23 +19,11 @@ import httpx
 import openai
 import pytest
 
+from tests.serve import test_reported_tools
 from tests.serve.conftest import Server, events
-from tests.serve.scripted import BABBLE, CONTEXT
+from tests.serve.scripted import CONTEXT
 from tests.serve.test_answers import CHAT, TEXT, ask, streamed, whole
 
-# Reports about what this server refuses for now, by the feature they need.
-NOT_BUILT = {
-    "vllm-project/vllm#42210": "tools",
-    "InternLM/lmdeploy#3412": "tools",
-    "sgl-project/sglang#4700": "tools",
-    "vllm-project/vllm#47903": "tools",
-    "cubist38/mlx-openai-server#205": "tools (empty content without tool calls: test_answers)",
-    "sgl-project/sglang#7639": "tools",
-    "ggml-org/llama.cpp#16790": "structured output",
-    "vllm-project/vllm#45636": "reasoning",
-    "vllm-project/vllm#50624": "reasoning (both input fields are accepted)",
-    "sgl-project/sglang#20678": "the Anthropic API",
-}
 GENERATING = (CHAT, TEXT)
 
 
@@ -494,15 +482,15 @@ def test_vllm_40896_and_23138_the_same_prompt_cold_warm_and_among_strangers(tiny
         assert answer["choices"][0]["logprobs"]["token_logprobs"] == pytest.approx(first, abs=1e-3)
 
 
-def test_every_report_is_tested_or_known_to_need_more() -> None:
-    names = {name for name in globals() if name.startswith("test_")}
-    for report in (
+def test_every_report_is_tested() -> None:
+    reports = (
         "vllm 3574", "vllm 13087", "exo 1691", "ds4 815", "deepseek_recipe 16", "vllm 7746", "vllm 19862", "vllm 12600",
         "vllm 24910", "vllm 4529", "vllm 16529", "sglang 31908", "vllm 8548", "sendnn_inference 542", "vllm 3063",
         "vllm 17038", "vllm 49239", "colibri 1589", "sglang 5984", "vllm 1967", "vllm 27300", "sglang 30188",
         "vllm 7262", "litellm 28735", "rapid_mlx 461", "vllm 35438", "llama_cpp 24496", "atom 1562",
-        "sendnn_inference 492", "vllm 40896", "23138",
-    ):  # fmt: skip
-        assert any(report.replace(" ", "_") in name for name in names), report
-    assert len(NOT_BUILT) + 31 == 41
-    assert BABBLE
+        "sendnn_inference 492", "vllm 40896", "23138", "vllm 42210", "lmdeploy 3412", "sglang 4700", "vllm 47903",
+        "mlx_openai_server 205", "sglang 7639", "llama_cpp 16790", "vllm 45636", "vllm 50624", "sglang 20678",
+    )  # fmt: skip
+    names = [name for name in {**globals(), **vars(test_reported_tools)} if name.startswith("test_")]
+    assert not [report for report in reports if not any(report.replace(" ", "_") in name for name in names)]
+    assert len(reports) == 41

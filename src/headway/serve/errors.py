@@ -17,7 +17,7 @@ from headway.core.errors import BadInput, EngineDead, HeadwayError, Rejected
 MAX_MESSAGE = 1000  # characters
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
-_PATH = re.compile(r"(?<![\w.:/])/(?!v1/)[\w.+-]+(?:/[\w.+-]+)+")
+_PATH = re.compile(r"(?<![\w.:/#])/(?!v1/)[\w.+-]+(?:/[\w.+-]+)+")
 _AT = re.compile(r" - at `\$\.?([^`]*)`")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _NAME = re.compile(r"^\w+")

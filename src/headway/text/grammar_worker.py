@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -137,7 +138,8 @@ def sentence(problem: str) -> str:
         )
     lines = problem.strip().splitlines() or ["it cannot be compiled"]
     why = next((line for line in lines if line.startswith("error:")), "")
-    return (lines[0] + (" " + why if why else ""))[:400]
+    shown = re.sub(r"(Pointer ['\"`])/", r"\1#/", lines[0])  # as schemas write them
+    return (shown + (" " + why if why else ""))[:400]
 
 
 def serve(connection: Connection, seconds: float) -> None:
