@@ -64,6 +64,17 @@ def test_models_of_the_hub_cache_come_first(empty: Path, capsys: pytest.CaptureF
     assert "org/tiny" in capsys.readouterr().out
 
 
+def test_what_can_be_downloaded_is_named_whole_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["models"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and "tokens/s" not in lines[0]  # nothing was measured
+    assert "…" not in "".join(lines) and any("HuggingFaceTB/SmolLM2-135M-Instruct " in line for line in lines)
+
+
 def test_short_names() -> None:
     assert named_source("demo") == DEFAULT_MODEL
     assert named_source("llama-3.1-8b") == "meta-llama/Llama-3.1-8B-Instruct"

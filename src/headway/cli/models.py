@@ -18,7 +18,7 @@ def models(
     that is free, and tokens per second of one request, predicted from what `headway probe` measured. Nothing is
     downloaded."""
     import msgspec
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from headway.cli.terminal import note, stdout
     from headway.engine.known_models import known_models
@@ -32,7 +32,10 @@ def models(
     if not found:
         note(f"no model has {word!r} in its name or source; without it all are listed")
         raise typer.Exit(1)
-    table = Table("model", "", "format", "GiB", "fits", "tokens/s", box=None, pad_edge=False)
+    predicted = any(model.tokens_per_second is not None for model in found)
+    table = Table("model", Column(overflow="fold"), "format", "GiB", "fits", box=None, pad_edge=False)
+    if predicted:
+        table.add_column("tokens/s")
     for model in found:
         rate = "" if model.tokens_per_second is None else f"{model.tokens_per_second:.0f}"
         table.add_row(
@@ -41,7 +44,7 @@ def models(
             model.format,
             f"{model.bytes / GIB:.2f}",
             "yes" if model.fits else "no",
-            f"at most {rate}" if model.label == "bound" else rate,
+            *([f"at most {rate}" if model.label == "bound" else rate] if predicted else []),
         )
     stdout.print(table)
     if any(model.tokens_per_second is None for model in found):

@@ -25,11 +25,16 @@ def choose_backend(options: EngineOptions) -> tuple[Backend, int]:
         BadInput: it cannot be used here, or not as the options say.
     """
     threads = options.threads or usable_cores()
-    backend = make_backend(options.backend, threads, options.weights, options.group, options.kv, options.pack_cache)
+    backend = backend_of(options, threads)
     if backends()[backend.name].blas:
         limit_blas(options.threads, threads)
     _check_deterministic(options, backend)
     return backend, threads
+
+
+def backend_of(options: EngineOptions, threads: int) -> Backend:
+    """A backend as the options say; `make_backend` has the errors."""
+    return make_backend(options.backend, threads, options.weights, options.group, options.kv, options.pack_cache)
 
 
 def make_backend(

@@ -18,7 +18,7 @@ from headway.core.clock import to_ps
 from headway.core.events import EventLog, Fold, Header
 from headway.core.receipts import Receipts
 from headway.core.step import Capabilities
-from headway.engine.backends import choose_backend, make_backend
+from headway.engine.backends import backend_of, choose_backend
 from headway.engine.draft_model import PROPOSERS, DraftModel, load_draft
 from headway.engine.engine import Engine
 from headway.engine.event_file import EventWriter
@@ -162,8 +162,7 @@ def _draft(
     """The model that drafts, if one does, on a backend like the other's."""
     if options.draft in PROPOSERS:
         return None
-    backend = make_backend(options.backend, threads, options.weights, options.group, options.kv, options.pack_cache)
-    return load_draft(options.draft, backend, model.shape.groups, tokenizer, room, progress)
+    return load_draft(options.draft, backend_of(options, threads), model.shape.groups, tokenizer, room, progress)
 
 
 def _header(

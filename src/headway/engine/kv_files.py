@@ -99,12 +99,12 @@ class BlockFiles:
             named = _FILE.fullmatch(entry.name)
             if named and int(named[2]) < len(self.sizes):
                 key, stat = TierKey(bytes.fromhex(named[1]), int(named[2])), entry.stat()
-                if stat.st_size == self.size(key):
+                if stat.st_size == self.size(key) and entry.is_file():
                     found.append((stat.st_mtime_ns, key))
                     continue
             if named or entry.name.startswith(_PARTIAL):
                 with suppress(OSError):
-                    os.unlink(entry.path)
+                    _unlink(Path(entry.path))
         for _, key in sorted(found):
             self._put(tier, key, self.size(key))
 
@@ -168,7 +168,7 @@ class BlockFiles:
         """A block, or another model's folder unless an engine uses it. Idempotent."""
         with suppress(OSError):
             if key.group >= 0:
-                self._path(key).unlink()
+                _unlink(self._path(key))
                 return
             other = self._root / key.name.hex()
             lock = _locked(other)
@@ -181,6 +181,18 @@ class BlockFiles:
                 other.rmdir()
             finally:
                 os.close(lock)
+
+
+def _unlink(path: Path) -> None:
+    """Remove a file, or an empty folder in its place. What somebody put into a folder stays.
+
+    Raises:
+        OSError: it is still there, or was not.
+    """
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink()
 
 
 def _locked(folder: Path) -> int:

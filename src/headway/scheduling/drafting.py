@@ -62,6 +62,11 @@ class Drafting:
         self._step = 0
 
     @property
+    def priced(self) -> bool:
+        """There is a draft model, and it is known what its passes take."""
+        return self._drafter is not None
+
+    @property
     def costs(self) -> dict[str, float] | None:
         """What a draft model's passes cost, if that is known."""
         return msgspec.structs.asdict(self._drafter) if isinstance(self._drafter, msgspec.Struct) else None

@@ -307,7 +307,7 @@ class Step:
     def _keep_up(self) -> bool:
         """Whether a draft model should follow the rows there are."""
         most = self.state.limits.max_drafts
-        if not most or self._drafting is None or not self.running:
+        if not most or self._drafting is None or not self._drafting.priced or not self.running:
             return True
         cached = sum([row.request.computed for row in self.state.running])
         return self._drafting.pays(self.running, cached / self.running, most)

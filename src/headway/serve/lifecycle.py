@@ -310,18 +310,19 @@ class _Life:
             self._say(f"or in a browser: {url}/")
 
     def _example(self, url: str) -> str:
-        """A command that asks this server something, ready to be pasted."""
+        """A command that asks this server something, ready to be pasted: lines of less than 100 columns."""
         model = next((model for model in self._models if model.chats), self._models[0])
-        path, ask = "completions", '"prompt": "The capital of France is", "max_tokens": 20, "temperature": 0'
+        path, ask, most = "completions", '"prompt": "The capital of France is"', 20
         if model.chats:
-            path = "chat/completions"
-            question = "What is the capital of France, and what is it known for?"
-            ask = f'"messages": [{{"role": "user", "content": "{question}"}}], "max_tokens": 100, "temperature": 0'
-        named = f'"model": {json.dumps(model.name)}, ' if self._whose(model) else ""
-        key = " -H 'authorization: Bearer YOUR_KEY'" if self._options.api_key_file else ""
+            path, most = "chat/completions", 100
+            ask = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
+        named = [f'"model": {json.dumps(model.name)}'] if self._whose(model) else []
+        body = ",\n  ".join([*named, ask, f'"max_tokens": {most}, "temperature": 0'])
+        key = " \\\n  -H 'authorization: Bearer YOUR_KEY'" if self._options.api_key_file else ""
         if self._options.uds is not None:
             url = f"--unix-socket {shlex.quote(self._options.uds)} http://localhost"
-        return f"curl {url}/v1/{path} -H 'content-type: application/json'{key} -d {shlex.quote(f'{{{named}{ask}}}')}"
+        quoted = shlex.quote(f"{{\n  {body}\n}}")
+        return f"curl {url}/v1/{path}{key} -d {quoted}"
 
     async def _mourn(self, model: HostedModel) -> None:
         """When an engine is gone, say so everywhere. The other models go on."""
