@@ -59,7 +59,7 @@ def test_what_can_be_followed_is_compiled(checker: GrammarChecker, grammar: Gram
         (Grammar.json_schema(False), "no JSON is valid by it"),
         (Grammar.json_schema("[1]"), "a JSON schema is an object"),
         (Grammar.json_schema("{"), "response_format: Expecting property name"),
-        (Grammar.json_schema({"$ref": "#/nowhere"}), "'/nowhere' does not exist"),
+        (Grammar.json_schema({"$ref": "#/nowhere"}), "'#/nowhere' does not exist"),
         (Grammar.json_schema({"$ref": "http://localhost/a"}), "Default retriever does not fetch"),
         (Grammar.regex("(a"), "error: unclosed group"),
         (Grammar.regex("a(?=b)"), "error: look-around"),
