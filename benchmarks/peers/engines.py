@@ -78,6 +78,7 @@ class Engine:
 
     Attributes:
         facts: what it said when it was ready.
+        pid: of the process.
     """
 
     def __init__(self, command: list[str], log: Path) -> None:
@@ -86,6 +87,7 @@ class Engine:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=chatter, text=True
             )
+        self.pid = self._process.pid
         self.facts: dict[str, Any] = self._answer()
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
