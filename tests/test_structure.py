@@ -37,7 +37,7 @@ WIDTHS = {
 ANSWERS = "an answer of `headway plan`, beside what it is about"
 SHARED_NAMES = {  # of public classes that mean two things all the same, and why
     **dict.fromkeys(
-        ("Answer", "Calibrated", "Capacity", "Counted", "Explained", "Frontier", "Model", "Rejected", "Served", "Step",
+        ("Answer", "Capacity", "Counted", "Explained", "Frontier", "Model", "Rejected", "Served", "Step",
          "Verdict"), ANSWERS,
     ),
     **dict.fromkeys(("Message", "Options", "Document"), "an API's body has the API's name for it"),
@@ -48,9 +48,6 @@ SHARED_NAMES = {  # of public classes that mean two things all the same, and why
     "Endpoint": "a route that is served, and the one that a bench asks",
     "Format": "how numbers are stored, and how an API writes answers",
     "Header": "what an event file begins with, and a GGUF file",
-    "Host": "what an engine process lives in, and what a dialect does",
-    "Layout": "how a model is split among devices, and how a step's rows lie in its arrays",
-    "Pool": "devices of one kind in a deployment, and how the vectors of a text are made one",
     "Request": "asked of an engine, and of the planner's levers",
     "Sampling": "fields of a body, and a page of the lab",
     "Text": "a paragraph of a document, and the text side of a served model",

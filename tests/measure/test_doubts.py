@@ -10,7 +10,7 @@ from headway.cli import main
 from headway.core.events import Header
 from headway.measure import served
 from headway.measure.doubts import Waiting, doubts
-from headway.measure.served import Calibrated, Held
+from headway.measure.served import CalibratedProfile, Held
 from headway.roofline.profile import Fit, Profile, Rates
 from headway.roofline.step import Efficiency
 
@@ -60,7 +60,7 @@ def test_a_fit_that_misses_the_steps_left_out_of_it_is_not_saved_unless_forced(
     log, out = tmp_path / "run.jsonl", tmp_path / "profile.json"
     log.touch()
     held = [Held("decode", 100, 0.04, 0.1, 0.0), Held("prompt", 40, 0.64, 1.2, 0.6), Held("mixed", 2, 0.9, 0.9, 0.9)]
-    found = Calibrated(profile(), "native", ("q4_0",), profile().fits["native"]["q4_0"], held)
+    found = CalibratedProfile(profile(), "native", ("q4_0",), profile().fits["native"]["q4_0"], held)
     monkeypatch.setattr(served, "calibrate", lambda *given: found)
     monkeypatch.setattr("headway.engine.event_file.read_header", lambda path: Header(limits=None, policy="", ttl=0))
     monkeypatch.setattr("headway.engine.profile.saved_profile", profile)

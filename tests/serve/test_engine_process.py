@@ -21,7 +21,7 @@ from headway.core.request import SamplingParams
 from headway.engine import ipc, process
 from headway.engine.ipc import Channel, Ready, Status, Stop, Turn, make_folder
 from headway.engine.messages import Cancel, Delta, LoadAdapter, Refusal, Submit
-from headway.engine.process import EventTray, Host, Loaded, cache_status
+from headway.engine.process import EngineHost, EventTray, Loaded, cache_status
 from tests.serve.scripted import engine
 
 
@@ -59,7 +59,7 @@ def test_a_host_answers_refuses_cancels_and_stops(tmp_path: Path) -> None:
     tray = EventTray()
     loop = engine(tray.fold, max_rows=4)
     ready = Ready("scripted", 4096, 260, 4)
-    host = Host(inner, Loaded(ready, loop, tray, lambda: cache_status(loop.scheduler.cache), loop.close))
+    host = EngineHost(inner, Loaded(ready, loop, tray, lambda: cache_status(loop.scheduler.cache), loop.close))
     thread = threading.Thread(target=host.run, daemon=True)
     thread.start()
     send_first(api, submit("long", "count" + "x" * 9999))
@@ -103,7 +103,7 @@ def test_a_host_settles_until_it_is_asked_and_does_its_chores_when_nobody_asks(
     loop = engine(tray.fold, max_rows=4)
     ready = Ready("scripted", 4096, 260, 4)
     loaded = Loaded(ready, loop, tray, Status, loop.close, settling=settling(), chores=(done.set,))
-    thread = threading.Thread(target=Host(inner, loaded).run, daemon=True)
+    thread = threading.Thread(target=EngineHost(inner, loaded).run, daemon=True)
     thread.start()
     assert settled.wait(60) and not done.is_set()
     send_first(api, submit("a", "say:hi"))
@@ -192,7 +192,7 @@ def test_between_two_steps_a_bounded_number_of_commands_is_read(monkeypatch: pyt
     large = [submit(f"large{number}", "say:" + "x" * 60, n=2) for number in range(2)]
     loop = engine(max_rows=4)
     loaded = Loaded(Ready("scripted", 4096, 260, 4), loop, EventTray(), Status, loop.close)
-    host = Host(Queue(*small, *large, Stop()), loaded)  # type: ignore[arg-type]
+    host = EngineHost(Queue(*small, *large, Stop()), loaded)  # type: ignore[arg-type]
     read = [len(list(host._commands(pause=False))) for _ in range(4)]
     assert read == [3, 3, 1, 1], "at most three, and none after a large one"
 
@@ -209,7 +209,7 @@ def test_whatever_loading_an_adapter_raises_is_told_to_who_asked_and_the_engine_
 
     told: list[Any] = []
     loaded = Loaded(Ready("scripted", 4096, 260, 4), Fragile(), EventTray(), Status, lambda: None)  # type: ignore[arg-type]
-    host = Host(SimpleNamespace(send=told.append), loaded)  # type: ignore[arg-type]
+    host = EngineHost(SimpleNamespace(send=told.append), loaded)  # type: ignore[arg-type]
     host._obey(LoadAdapter("load-1", "polite", "/nowhere"), [])
     (answer,) = told
     assert answer.problem == "lora: ZeroDivisionError: of a number in a file"

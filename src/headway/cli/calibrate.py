@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from headway.measure.served import Calibrated, Window
+    from headway.measure.served import CalibratedProfile, Window
     from headway.report.document import Document
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -93,7 +93,7 @@ def _exercised(url: str, seconds: float, math: str) -> list[Window]:
         )
 
 
-def _document(model: str, found: Calibrated) -> Document:
+def _document(model: str, found: CalibratedProfile) -> Document:
     from headway.report.document import Document, Grid
 
     steps = sum(one.steps for one in found.fits)

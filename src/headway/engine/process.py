@@ -112,7 +112,7 @@ class Loaded:
     chores: Sequence[Callable[[], None]] = ()
 
 
-class Host:
+class EngineHost:
     """Drives a loaded engine from the commands of a channel."""
 
     def __init__(self, channel: Channel, loaded: Loaded) -> None:
@@ -231,7 +231,7 @@ def serve(folder: Path, start: Callable[[bytes], Loaded]) -> int:
         loaded = start(line)
         try:
             channel.send(loaded.ready)
-            host = Host(channel, loaded)
+            host = EngineHost(channel, loaded)
             threading.Thread(target=_end_if_hung, args=(host, loaded.hang_seconds), daemon=True).start()
             host.run()
         finally:
@@ -267,7 +267,7 @@ def _end_with_parent(folder: Path) -> None:
     os._exit(1)
 
 
-def _end_if_hung(host: Host, seconds: float) -> None:
+def _end_if_hung(host: EngineHost, seconds: float) -> None:
     """Keeps putting off a timer that writes where all threads are to stderr and ends the process (code 1). It is the
     system's, and goes off even where a turn that hangs lets no Python run."""
     turns = -1

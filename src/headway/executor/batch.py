@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from headway.core.step import BlockIds, Capabilities, RowInit, StepPlan, Work
-from headway.executor.pooling import Pool
+from headway.executor.pooling import PooledRow
 from headway.ops.protocol import NO_ROWS, GroupBatch, StepBatch
 
 
 @dataclass(frozen=True)
-class Layout:
+class StepLayout:
     """A step, laid out; overwritten by the next.
 
     Attributes:
@@ -50,7 +50,7 @@ class BatchRow:
         self.init = init
         self.tokens = list(init.tokens)
         self.blocks: list[list[int]] = [[] for _ in range(groups)]
-        self.pool: Pool | None = None
+        self.pool: PooledRow | None = None
 
     def put(self, position: int, tokens: Sequence[int]) -> None:
         """These ids follow the first `position` ones, instead of whatever did."""
@@ -92,7 +92,7 @@ class BatchRows:
                 self._free.append(row.slot)
         for init in plan.new:
             row = self.by_id[init.id] = BatchRow(self._free.pop(), init, len(self._tables))
-            row.pool = None if init.params.pooling is None else Pool(init.params.pooling, init.prompt_len)
+            row.pool = None if init.params.pooling is None else PooledRow(init.params.pooling, init.prompt_len)
             self._adapter[row.slot] = self._number(init)
             self._known[row.slot] = len(init.tokens)
             self._extend(row, init.blocks)
@@ -108,7 +108,7 @@ class BatchRows:
                 table[row.slot, len(known) : len(known) + len(added)] = added
                 known += added
 
-    def lay_out(self, work: Sequence[Work]) -> Layout:
+    def lay_out(self, work: Sequence[Work]) -> StepLayout:
         """A plan's rows one after another, without padding."""
         rows = [self.by_id[one.id] for one in work]
         starts, counts, wanted = [one.start for one in work], [one.count for one in work], [one.logits for one in work]
@@ -149,7 +149,7 @@ class BatchRows:
             known=self._known[slots],
             pool_index=_pooled(rows, work, query_start) if pools else NO_ROWS,
         )
-        return Layout(batch, slots, last)
+        return StepLayout(batch, slots, last)
 
     def _decoding_into(self, rows: Sequence[BatchRow], starts: Sequence[int]) -> list[np.ndarray]:
         """Where in each group's cache rows write that have one new token, at `starts` -> int64 [rows] per group."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from headway.core.step import Capabilities, RowInit, Seconds, StepPlan, StepResult, Work
 from headway.executor.adapters import AdapterTable
-from headway.executor.batch import BatchRows, Layout
+from headway.executor.batch import BatchRows, StepLayout
 from headway.executor.grammars import Grammars
 from headway.ops.protocol import Backend, CacheLayout, Forward, Program
 from headway.sampling.grammar import GrammarState
@@ -150,7 +150,7 @@ class ModelExecutor:
         assert self._grammars is not None, "admission saw to it"
         return self._grammars.state(init.params.grammar)
 
-    def _emit(self, plan: StepPlan, logits: AnyLogits, layout: Layout) -> StepResult:
+    def _emit(self, plan: StepPlan, logits: AnyLogits, layout: StepLayout) -> StepResult:
         """Sample where the plan says so. The token drawn is at the position behind what is cached."""
         assert self._program is not None, "the executor is closed"
         result = StepResult(step=plan.step, experts=self._program.experts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-class Pool:
+class PooledRow:
     """One row's. The outcome does not depend on how its prompt was cut: sums are made in float64, in order.
 
     Args:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from headway.measure.served import Calibrated
+from headway.measure.served import CalibratedProfile
 from headway.roofline.profile import Profile, Rates
 
 WAITING = 0.1  # share of the time that a thread may wait for a core
@@ -64,7 +64,7 @@ def doubts(profile: Profile, formats: Sequence[str], backend: str, waited: float
     return found
 
 
-def calibration_doubts(found: Calibrated) -> list[str]:
+def calibration_doubts(found: CalibratedProfile) -> list[str]:
     """The same of what was fitted to an event log, which tells nothing of the machine but its steps."""
     missed = [
         f"{one.kind} steps that were left out of the fit are missed by {one.median:.0%} in the median"

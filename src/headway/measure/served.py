@@ -48,7 +48,7 @@ class Window(msgspec.Struct, frozen=True):
     rates: Rates
 
 
-class Calibrated(msgspec.Struct, frozen=True):
+class CalibratedProfile(msgspec.Struct, frozen=True):
     """The profile with what was fitted, the fits themselves, and what they are worth by kind of step."""
 
     profile: Profile
@@ -61,7 +61,7 @@ class Calibrated(msgspec.Struct, frozen=True):
 def calibrate(
     path: Path, shape: ModelShape, profile: Profile, math: str, formats: Sequence[str] = (),
     windows: Sequence[Window] | None = None,
-) -> Calibrated:  # fmt: skip
+) -> CalibratedProfile:  # fmt: skip
     """Fit to the steps of a log.
 
     Args:
@@ -102,7 +102,7 @@ def calibrate(
         fits.setdefault(backend, {})[name] = found + [
             one for one in known if all(not covers(new, one.bandwidth[1]) for new in found)
         ]
-    return Calibrated(
+    return CalibratedProfile(
         msgspec.structs.replace(profile, fits=fits), backend, names, found,
         [error for kind in KINDS if (error := _error(kind, rest, trial)) is not None],
     )  # fmt: skip
