@@ -8,10 +8,11 @@ import pytest
 
 from headway.cli import main
 from headway.core.events import Header
-from headway.measure import served
+from headway.engine import profile as profiles
+from headway.measure import checkup, served
 from headway.measure.doubts import Waiting, doubts
 from headway.measure.served import CalibratedProfile, Held
-from headway.roofline.profile import Fit, Profile, Rates
+from headway.roofline.profile import Fit, Profile, Rates, load_profile
 from headway.roofline.step import Efficiency
 
 
@@ -73,3 +74,16 @@ def test_a_fit_that_misses_the_steps_left_out_of_it_is_not_saved_unless_forced(
         assert "64.0%" in shown.out, "what was found is shown all the same"
         said = "nothing was saved: prompt steps that were left out of the fit are missed by 64% in the median"
         assert (said in shown.err) is not force
+
+
+def test_a_checkup_keeps_what_is_new_and_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "profile.json"
+    monkeypatch.setattr(profiles, "profile_path", lambda: path)
+    assert checkup._keep(profile(error=0.5), "native", 0.0, STEADY).startswith("nothing: steps in q4_0 are missed")
+    assert not path.exists()
+    assert checkup._keep(profile(), "native", 0.0, STEADY).startswith(f"{path}: ")
+    assert load_profile(path) == profile()
+    path.write_bytes(before := path.read_bytes())
+    assert checkup._keep(profile(), "native", 0.5, STEADY) == "" and path.read_bytes() == before
+    assert checkup._keep(profile(error=0.1), "native", 0.5, STEADY).startswith("nothing: other programs are running")
+    assert path.read_bytes() == before

@@ -26,7 +26,8 @@ def doctor(
     """Instruction sets, cores, memory, measured bandwidth and arithmetic; predicted and measured tokens per second.
 
     Takes half a minute, and ten seconds more for each weight format that `headway probe` has not timed here. Where a
-    busy machine takes three times as long, the rest is left out."""
+    busy machine takes three times as long, the rest is left out. What was measured for the first time is kept as
+    `headway probe` keeps it, so that engines predict their steps by it and the next run is quicker."""
     from headway.cli.terminal import note, progress, wrapped
     from headway.measure.checkup import checkup
     from headway.measure.synthetic import QUICK_ROUNDS, ROUNDS

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.engine import profile as profiles
 from headway.engine.backends import make_backend
 from headway.engine.machine import free_memory, isa, usable_cores
 from headway.engine.profile import held_formats, saved_profile, step_time
+from headway.measure.doubts import Waiting, doubts
 from headway.measure.fit import Observation
 from headway.measure.formats import fit_formats, for_regime, machine_probe, measure_machine
 from headway.measure.patience import Patience
+from headway.measure.probe import save_profile
 from headway.measure.synthetic import ROUNDS, SECONDS, steps
 from headway.measure.trial import BLOCK, Point, Trial, observe
 from headway.model.load import Model, load
@@ -78,6 +81,7 @@ class Checkup(msgspec.Struct, frozen=True):
         label: "estimate" or "bound": what the predictions are; `reason` says why only a bound.
         bandwidth_now: bytes/s that memory gave when the predictions were made.
         not_measured: what was not, and why; "" = all was.
+        kept: where what was measured lies for steps to be predicted by, or why it does not; "" = nothing was new.
     """
 
     isa: list[str]
@@ -96,6 +100,7 @@ class Checkup(msgspec.Struct, frozen=True):
     decode: list[Prediction]
     prefill: Prediction
     not_measured: str = ""
+    kept: str = ""
 
     def lines(self) -> list[tuple[str, str]]:
         """(label, text) pairs to print."""
@@ -114,6 +119,7 @@ class Checkup(msgspec.Struct, frozen=True):
             *((f"decode, batch {one.batch}", one.text()) for one in self.decode),
             (f"prefill of {PROMPT}", self.prefill.text()),
             *([("not measured", self.not_measured)] if self.not_measured else []),
+            *([("kept", self.kept)] if self.kept else []),
         ]
 
 
@@ -121,7 +127,8 @@ def checkup(
     model: str | None, context: int, threads: int | None, backend: str, real: bool = True, rounds: int = ROUNDS,
     report: Progress = lambda what, done, total: None,
 ) -> Checkup:  # fmt: skip
-    """Measure the machine, load the model, predict, and run a few real steps beside the predictions.
+    """Measure the machine, load the model, predict, and run a few real steps beside the predictions. What was not
+    measured before is saved as by `headway probe`.
 
     Args:
         real: run them.
@@ -139,10 +146,11 @@ def checkup(
     report("loading the model", 0, None)
     loaded = load(DEFAULT_MODEL if model is None else model, device, room=free)
     report("measuring memory bandwidth and arithmetic", 0, None)
+    waiting = Waiting()
     patience = Patience(IDLE + FITS * steps(rounds) * SECONDS)
     profile = _with_fits(measure_machine(cores), device, loaded, report, rounds, patience)
     probe = machine_probe(cores, device.math)
-    now = probe()
+    now = began = probe()
     said = step_time(loaded.shape, profile, device, now)
     points = [*(Point(batch, context) for batch in BATCHES), Point(0, context, PROMPT)]
     points = [point for point in points if max(point.context, point.chunk) < loaded.info.context_length]
@@ -158,6 +166,8 @@ def checkup(
         profile = for_regime(profile, device, loaded.shape, speed, report, rounds, patience)
         now = Rates(median(one.bandwidth for one in found), median(one.peak for one in found))
         said = step_time(loaded.shape, profile, device, now)
+    whole = cores == usable_cores()  # or it says nothing of the machine
+    kept = _keep(profile, device.name, waiting.share(), (began, probe())) if whole else ""
     best = max(now.bandwidth, profile.bandwidth)
     machine = msgspec.structs.replace(said.model.hardware, bandwidth=best, peaks=profile.rates)
     roof = StepTime(loaded.shape, machine, math=said.model.math)
@@ -187,7 +197,21 @@ def checkup(
         decode=decode,
         prefill=prefill,
         not_measured=missing,
+        kept=kept,
     )
+
+
+def _keep(profile: Profile, backend: str, waited: float, probes: Sequence[Rates]) -> str:
+    """Save a profile with fits that the saved one has not, unless it is doubtful -> `Checkup.kept`."""
+    saved = saved_profile()
+    if saved is not None and saved.fits == profile.fits:
+        return ""
+    known = {} if saved is None else saved.fits.get(backend, {})
+    fresh = [name for name, fits in profile.fits.get(backend, {}).items() if known.get(name) != fits]
+    if reasons := doubts(profile, fresh, backend, waited, probes):
+        return f"nothing: {'; '.join(reasons)}"
+    save_profile(profile, profiles.profile_path())
+    return f"{profiles.profile_path()}: steps are predicted by it from now on"
 
 
 def _with_fits(
