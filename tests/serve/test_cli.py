@@ -30,6 +30,7 @@ def headway(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--port", "99999"], "--port: 99999 is not an integer from 0 to 65535"),
         (["--max-queued", "0"], "--max-queued: 0 is not"),
         (["--shutdown-timeout", "-1"], "--shutdown-timeout: -1"),
+        (["--ssl-certfile", "cert.pem"], "--ssl-certfile: no such option; TLS is a proxy's work, see docs/deploy.md"),
     ],
 )
 def test_wrong_options_are_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:

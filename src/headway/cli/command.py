@@ -48,6 +48,8 @@ def start(app: typer.Typer | App, args: Sequence[str], verb: str, verbs: Collect
 def sentence(error: Any) -> str:
     """What is wrong with a command line: the option, what was given, and what is accepted."""
     if type(error).__name__ == "NoSuchOption":
+        if error.option_name.startswith(("--ssl", "--tls")):
+            return f"{error.option_name}: no such option; TLS is a proxy's work, see docs/deploy.md"
         near = difflib.get_close_matches(error.option_name, error.possibilities or (), 1)
         return f"{error.option_name}: no such option" + (f"; did you mean {near[0]}?" if near else "")
     if type(error).__name__ == "BadOptionUsage":
