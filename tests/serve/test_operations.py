@@ -21,7 +21,8 @@ import pytest
 from headway.core.errors import BadInput
 from headway.serve import logs
 from headway.serve.hosted import Served
-from headway.serve.lifecycle import bind, bind_path, run
+from headway.serve.lifecycle import run
+from headway.serve.listening import bind, bind_path
 from headway.serve.options import ServeOptions
 from tests.serve.conftest import SERVER, Server
 from tests.serve.scripted import ByteTokenizer

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import json
 import logging
@@ -17,33 +16,27 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-
-import uvicorn
-from starlette.types import ASGIApp
 
 from headway.core.errors import BadInput
 from headway.engine.ipc import Failed
 from headway.engine.machine import event_loop_factory
 from headway.report.prose import folded
 from headway.serve.app import Api, Gate
-from headway.serve.auth import Keys, is_loopback, read_keys
+from headway.serve.auth import Keys, read_keys
 from headway.serve.cors import Cors
 from headway.serve.errors import ApiError
 from headway.serve.hosted import HostedModel, Phase, Served
 from headway.serve.limits import BodyBudget, raise_file_limit
-from headway.serve.metrics import LoopLag, ServerMetrics
+from headway.serve.listening import CLOSE_SECONDS, listening, sample_lag, server_of, sweep, until_idle, url_of
+from headway.serve.metrics import ServerMetrics
 from headway.serve.options import ServeOptions
-from headway.serve.protocol import SWEEP_SECONDS, GuardedProtocol
 from headway.serve.quotas import Quotas
 from headway.serve.tracing import Tracer
 
-LAG_SECONDS = 0.1  # how often the event loop's lag is sampled
-POLL_SECONDS = 0.05
 LINGER_SECONDS = 1.0  # after the engine's death: streams get their error, probes see /health fail
-CLOSE_SECONDS = 3  # connections that do not close by themselves
 
 log = logging.getLogger("headway.serve")
 
@@ -68,80 +61,13 @@ def run(
         BadInput: an option is at fault; nothing was started.
     """
     keys = Keys(read_keys(Path(options.api_key_file)), options.share_cache) if options.api_key_file else Keys()
-    host = options.host[1:-1] if options.host.startswith("[") and options.host.endswith("]") else options.host
-    if not host:
-        raise BadInput("--host", "it is empty; 0.0.0.0 and :: are all addresses")
-    if not keys and not is_loopback(host):
-        raise BadInput("--host", f"{host} can be reached by others; also give --api-key-file, or use 127.0.0.1")
     raise_file_limit()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # texts are encoded in our own threads, beside a busy engine
-    with ExitStack() as closing, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-        found = bind(host, options.port) if options.uds is None else [bind_path(Path(options.uds))]
-        socks = [closing.enter_context(sock) for sock in found]
-        if options.uds is not None:
-            closing.callback(Path(options.uds).unlink, missing_ok=True)
+    with (
+        listening(options.host, options.port, options.uds, bool(keys)) as socks,
+        asyncio.Runner(loop_factory=event_loop_factory()) as runner,
+    ):
         return runner.run(_Life(options, served, keys, socks, say, complain).live())
-
-
-def bind(host: str, port: int) -> list[socket.socket]:
-    """One socket per address of `host` that this machine has: "localhost" may be one of each family.
-
-    Raises:
-        BadInput: there is none, or the port is taken.
-    """
-    socks: list[socket.socket] = []
-    failure: OSError | None = None
-    try:
-        names = ("127.0.0.1", "::1") if host.lower() == "localhost" else (host,)  # whatever /etc/hosts says
-        infos = [info for name in names for info in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
-    except (OSError, UnicodeError) as error:
-        raise BadInput("--host", f"{host!r} is not an address of this machine: {error}") from None
-    found = {info[4]: info[:3] for info in infos}
-    for address, kind in found.items():
-        if socks and not port:  # 0: all on the one the first got
-            address = (address[0], socks[0].getsockname()[1], *address[2:])
-        try:
-            sock = socket.socket(*kind)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if len(found) > 1 and kind[0] == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind(address)
-            socks.append(sock)
-        except OSError as error:
-            failure = error
-            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                break
-    if not socks or (failure is not None and failure.errno == errno.EADDRINUSE):
-        problem = failure.strerror if failure is not None else "no address"
-        raise BadInput("--port", f"cannot listen on {host}:{port}: {problem}")
-    return socks
-
-
-def bind_path(path: Path) -> socket.socket:
-    """A socket in the file system, for this user only; one that a server left behind is replaced.
-
-    Raises:
-        BadInput: there is another file, a server listens already, or there can be none.
-    """
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        if path.is_socket():
-            with socket.socket(socket.AF_UNIX) as other, suppress(ConnectionRefusedError):
-                other.connect(str(path))
-                raise BadInput("--uds", f"a server listens on {str(path)!r} already")
-            path.unlink()
-        mask = os.umask(0o177)
-        try:
-            sock.bind(str(path))
-        finally:
-            os.umask(mask)
-    except OSError as error:
-        sock.close()
-        raise BadInput("--uds", f"cannot listen on {str(path)[:120]!r}: {error.strerror or error}") from None
-    except BadInput:
-        sock.close()
-        raise
-    return sock
 
 
 def _lora_folder(options: ServeOptions) -> Path | None:
@@ -155,37 +81,6 @@ def _lora_folder(options: ServeOptions) -> Path | None:
     if not folder.is_dir():
         raise BadInput("--allow-lora-loading", f"{options.allow_lora_loading!r} is not a folder")
     return folder.resolve()
-
-
-class QuietServer(uvicorn.Server):
-    """uvicorn without its signal handlers: the first signal here means drain."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def server_of(app: ASGIApp) -> QuietServer:
-    """An app behind the guarded protocol; `serve` runs it."""
-    return QuietServer(
-        uvicorn.Config(
-            app,
-            http=GuardedProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=CLOSE_SECONDS,
-            backlog=2048,
-        )
-    )
-
-
-def url_of(host: str, port: int) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class _Life:
@@ -225,7 +120,7 @@ class _Life:
         for link in self._links:
             await link.start()
         serving = asyncio.create_task(self._server.serve(sockets=self._socks))
-        watches = [asyncio.create_task(self._sample_lag()), asyncio.create_task(self._sweep())]
+        watches = [asyncio.create_task(sample_lag(self._fold)), asyncio.create_task(sweep(self._server))]
         try:
             return await self._serve()
         finally:
@@ -346,26 +241,8 @@ class _Life:
                 model.phase = Phase.DRAINING
         if self._active:
             self._say(f"stopping: {self._active} requests get up to {seconds:g} s; a second signal stops now")
-        end = time.monotonic() + seconds
-        while self._active and time.monotonic() < end:
-            await asyncio.sleep(POLL_SECONDS)
+        await until_idle(lambda: self._active, seconds)
         problem = "the server stopped before the request was complete"
         for link in self._links:
             link.end_all(ApiError(503, problem, code="shutting_down", retry_after=10))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_SECONDS):
-                while any(link.active for link in self._links):
-                    await asyncio.sleep(POLL_SECONDS)
-
-    async def _sample_lag(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + LAG_SECONDS
-            await asyncio.sleep(LAG_SECONDS)
-            self._fold(LoopLag(max(0.0, loop.time() - due)))
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            for connection in list(self._server.server_state.connections):
-                connection.sweep(time.monotonic())  # type: ignore[union-attr]
+        await until_idle(lambda: any(link.active for link in self._links), CLOSE_SECONDS)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from headway.client.upstream import Upstream
@@ -15,12 +13,11 @@ from headway.core.errors import BadInput
 from headway.engine.machine import event_loop_factory
 from headway.routing.policies import routing_named
 from headway.serve.app import Gate
-from headway.serve.auth import Keys, is_loopback, read_keys
+from headway.serve.auth import Keys, read_keys
 from headway.serve.cors import Cors
-from headway.serve.lifecycle import LAG_SECONDS, POLL_SECONDS, bind, bind_path, server_of, url_of
 from headway.serve.limits import BodyBudget, raise_file_limit
-from headway.serve.metrics import LoopLag, ServerMetrics
-from headway.serve.protocol import SWEEP_SECONDS
+from headway.serve.listening import POLL_SECONDS, listening, sample_lag, server_of, sweep, until_idle, url_of
+from headway.serve.metrics import ServerMetrics
 from headway.serve.route.app import RouterApi
 from headway.serve.route.children import Children
 from headway.serve.route.fleet import ReplicaFleet
@@ -41,9 +38,6 @@ def run(options: RouteOptions, replicas: Sequence[str], say: Say = print, childr
     """
     lines = read_keys(Path(options.api_key_file)) if options.api_key_file else []
     keys = Keys(lines, options.share_cache)
-    host = options.host.removeprefix("[").removesuffix("]")
-    if not keys and not is_loopback(host):
-        raise BadInput("--host", f"{host} can be reached by others; also give --api-key-file, or use 127.0.0.1")
     if not replicas:
         raise BadInput("--replica", "give the URL of one replica at least, such as http://127.0.0.1:8001")
     if len(set(replicas)) < len(replicas):
@@ -52,12 +46,10 @@ def run(options: RouteOptions, replicas: Sequence[str], say: Say = print, childr
     text = next((line.text for line in lines if line.text), "")
     own = [(b"authorization", f"Bearer {text}".encode())] if text else []
     raise_file_limit()
-    with ExitStack() as closing, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-        socks = bind(host, options.port) if options.uds is None else [bind_path(Path(options.uds))]
-        for sock in socks:
-            closing.enter_context(sock)
-        if options.uds is not None:
-            closing.callback(Path(options.uds).unlink, missing_ok=True)
+    with (
+        listening(options.host, options.port, options.uds, bool(keys)) as socks,
+        asyncio.Runner(loop_factory=event_loop_factory()) as runner,
+    ):
         fleet = ReplicaFleet(
             upstreams, routing_named(options.policy), options.most_in_flight, options.max_waiting, own
         )  # fmt: skip
@@ -84,7 +76,10 @@ class _RouterLife:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
         serving = asyncio.create_task(self._server.serve(sockets=list(socks)))  # type: ignore[arg-type]
-        tasks = [asyncio.create_task(work) for work in (self._fleet.watch(), self._lag(), self._sweep())]
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._fleet.watch(), sample_lag(self._metrics.fold), sweep(self._server))
+        ]
         if self._children is not None:
             tasks.append(asyncio.create_task(self._children.watch(self._say)))
         try:
@@ -124,28 +119,11 @@ class _RouterLife:
     async def _drain(self) -> None:
         """Let what is here finish, up to the deadline."""
         self._api.draining = True
-        end = time.monotonic() + self._options.shutdown_timeout
+        seconds = self._options.shutdown_timeout
         if self._fleet.router.live:
-            self._say(f"stopping: {len(self._fleet.router.live)} requests get up to {end - time.monotonic():.0f} s")
-        while self._fleet.router.live and time.monotonic() < end:
-            await asyncio.sleep(POLL_SECONDS)
+            self._say(f"stopping: {len(self._fleet.router.live)} requests get up to {seconds:g} s")
+        await until_idle(lambda: self._fleet.router.live, seconds)
         for member in self._fleet.members.values():
             for recall in list(member.recall.values()):
                 recall("the router stopped before the request was complete")
-        with suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                while self._fleet.router.live:
-                    await asyncio.sleep(POLL_SECONDS)
-
-    async def _lag(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + LAG_SECONDS
-            await asyncio.sleep(LAG_SECONDS)
-            self._metrics.fold(LoopLag(max(0.0, loop.time() - due)))
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            for connection in list(self._server.server_state.connections):
-                connection.sweep(time.monotonic())  # type: ignore[union-attr]
+        await until_idle(lambda: self._fleet.router.live, 1.0)
