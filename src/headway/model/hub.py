@@ -1,9 +1,9 @@
 """Models of a Hugging Face hub: `org/name`, `org/name:Q4_K_M`, `org/name@revision`.
 
 What is complete in the local cache (HF_HUB_CACHE, HF_HOME) is taken from there, and the network is left alone. The rest
-is downloaded by huggingface_hub, which resumes what was interrupted: the files that are read here, and no others, from
-HF_ENDPOINT, with the token in HF_TOKEN or of `hf auth login`. HF_HUB_OFFLINE=1 forbids it. A hub that all but stops
-sending is given up.
+is downloaded by huggingface_hub, which goes on in a file when its connection breaks (newer versions of it not in a
+later run: then that file begins again): the files that are read here, and no others, from HF_ENDPOINT, with the token
+in HF_TOKEN or of `hf auth login`. HF_HUB_OFFLINE=1 forbids it. A hub that all but stops sending is given up.
 """
 
 from __future__ import annotations
