@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from headway.core.clock import to_seconds
-from headway.core.errors import BadInput
+from headway.core.errors import BadInput, Rejected
 from headway.core.step import StepPlan
 from headway.engine.references import load_device, load_shape
 from headway.report.units import seconds as duration
@@ -19,8 +19,7 @@ from headway.scheduling.state import Emission
 from headway.simulate.arrivals import Arrivals, Lengths, rows_of
 from headway.simulate.deploy import EngineSetup, deployed
 from headway.simulate.driver import SimulatedReplica, run
-from headway.simulate.trail import Trail
-from headway.simulate.workload import Answers
+from headway.simulate.workload import Answers, Ask
 from headway.traffic.load import Load
 
 POLICIES = ("chunked", "prefill-first", "fcfs", "static")
@@ -51,45 +50,54 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise BadInput("prompt", "prompt and output are up to 20,000 tokens here")
 
 
-class Watched(Trail):
-    """The simulator's own trail, and what a player needs besides: when each request was where, and its longest pause.
+class Watched:
+    """An observer that keeps what a player needs: when each request was where, and its longest pause.
 
     Attributes:
-        seen: per request: seconds of arrival, blocks, first token and end; longest pause between two tokens.
-        steps_seen: (begin, rows, new tokens) of every plan.
+        seen: per request: seconds of admission, first token and end; longest pause between two tokens.
+        steps: (begin, rows, new tokens) of every plan.
     """
 
     def __init__(self) -> None:
-        super().__init__(0)
         self.seen: dict[str, dict[str, float]] = {}
+        self.steps: list[tuple[float, int, int]] = []
         self._last: dict[str, int] = {}
         self._run: tuple[Sequence[int], int] = ((), 0)
-        self.steps_seen: list[tuple[float, int, int]] = []
+
+    def arrived(self, ask: Ask) -> None: ...
+
+    def taken(self, id: str, now: int) -> None: ...
+
+    def refused(self, ask: Ask, error: Rejected, now: int) -> None: ...
 
     def planned(self, replica: SimulatedReplica, plans: Sequence[StepPlan], now: int) -> None:
-        super().planned(replica, plans, now)
         for plan in plans:
-            for work in plan.work:
-                self.seen.setdefault(work.id, {}).setdefault("admitted", to_seconds(now))
+            for row in plan.new:
+                self.seen.setdefault(row.id, {"admitted": to_seconds(now)})
             if plan.work:
-                tokens = sum(work.count for work in plan.work)
-                self.steps_seen.append((to_seconds(now), len(plan.work), tokens))
+                self.steps.append((to_seconds(now), len(plan.work), sum([work.count for work in plan.work])))
+
+    def repeated(self, plan: StepPlan, more: int) -> None: ...
 
     def emitted(self, emission: Emission, times: Sequence[int]) -> None:
-        super().emitted(emission, times)
-        one = self.seen.setdefault(emission.request.id, {})
+        id = emission.request.id
         if emission.tokens:
-            one.setdefault("first", to_seconds(times[0]))
-            before = self._last.get(emission.request.id, times[0])
-            one["pause"] = max(one.get("pause", 0.0), to_seconds(max(times[0] - before, self._longest(times))))
-            self._last[emission.request.id] = times[-1]
+            one, before = self.seen[id], self._last.get(id)
+            if before is None:
+                one["first"], before = to_seconds(times[0]), times[0]
+            pause = to_seconds(max(times[0] - before, self._longest(times)))
+            if pause >= one.get("pause", 0.0):
+                one["pause"] = pause
+            self._last[id] = times[-1]
         if emission.finish is not None:
-            one["end"] = to_seconds(times[-1])
+            self.seen.setdefault(id, {})["end"] = to_seconds(times[-1])
 
     def _longest(self, times: Sequence[int]) -> int:
         """The longest step of a run, whose times all its rows share."""
+        if len(times) == 1:
+            return 0
         if times is not self._run[0]:
-            self._run = times, max((after - before for before, after in pairwise(times)), default=0)
+            self._run = times, max([after - before for before, after in pairwise(times)])
         return self._run[1]
 
 
@@ -105,7 +113,6 @@ def answer(asked: Traffic) -> dict[str, Any]:
     source, answers, trail = Arrivals(rows, load), Answers(alike=True), Watched()
     arrived = [to_seconds(at) for at in source.columns.at]
     end = run([one.replica(answers)], source, trail, answers)
-    trail.close(end)
     ways = [
         {"n": number, "at": arrived[number], "prompt": row.input_tokens, "output": row.output_tokens,
          **trail.seen.get(str(number), {})}
@@ -115,7 +122,7 @@ def answer(asked: Traffic) -> dict[str, Any]:
     ttft = [way["first"] - way["at"] for way in ways]
     pauses = [way["pause"] for way in ways if "pause" in way]
     return {
-        "seconds": to_seconds(end), "requests": ways, "steps": trail.steps_seen, "law": law(ways, to_seconds(end)),
+        "seconds": to_seconds(end), "requests": ways, "steps": trail.steps, "law": law(ways, to_seconds(end)),
         "ttft": {"p50": _quantile(ttft, 0.5), "p90": _quantile(ttft, 0.9)}, "pause": {"p90": _quantile(pauses, 0.9)},
         "step_time": one.label, "rows": asked.rows,
         "see": _see(asked, ttft, pauses),
@@ -145,9 +152,8 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 
 def _see(asked: Traffic, ttft: Sequence[float], pauses: Sequence[float]) -> str:
-    told = (
-        f"At {asked.rate:g} requests/s half have their first token within {duration(_quantile(ttft, 0.5))}, nine in "
-        f"ten within {duration(_quantile(ttft, 0.9))}"
-    )
+    half, most = duration(_quantile(ttft, 0.5)), duration(_quantile(ttft, 0.9))
+    told = f"Of {asked.requests} requests at {asked.rate:g} per second half have their first token within {half}"
+    told += f", nine in ten within {most}"
     pause = _quantile(pauses, 0.9)
     return f"{told}; nine in ten answers never pause for longer than {duration(pause)} under {asked.policy}."

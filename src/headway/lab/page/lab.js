@@ -95,7 +95,8 @@ function drawControl(control) {
   return h("label", { class: "field" }, h("span", {}, control.label, told), input);
 }
 
-// Answers: the newest question goes next, one at a time
+// Answers: the newest question goes next, one at a time; of a page that has a sketch, that first, and the whole of what
+// was not changed meanwhile
 
 let asking = false;
 let again = false;
@@ -111,23 +112,28 @@ async function answerIt() {
   asking = true;
   do {
     again = false;
-    const asked = page;
-    try {
-      const response = await ask(`api/${name}?${new URLSearchParams(state)}`);
-      const found = await response.json();
-      if (asked !== page) continue;
-      answer = found;
-      $("problem").hidden = true;
-      $("see").textContent = answer.see;
-      shown.draw(answer, state);
-    } catch (error) {
-      $("problem").textContent = error.message;
-      $("problem").hidden = false;
-    }
+    if (page.sketch && answer) await drawAnswer(page.sketch);
+    if (!again) await drawAnswer({});
   } while (again);
   asking = false;
   delete document.body.dataset.open;
   document.body.dataset.drawn = name;
+}
+
+async function drawAnswer(changes) {
+  const asked = page;
+  try {
+    const response = await ask(`api/${name}?${new URLSearchParams({ ...state, ...changes })}`);
+    const found = await response.json();
+    if (asked !== page) return;
+    answer = found;
+    $("problem").hidden = true;
+    $("see").textContent = answer.see;
+    shown.draw(answer, state);
+  } catch (error) {
+    $("problem").textContent = error.message;
+    $("problem").hidden = false;
+  }
 }
 
 function open() {

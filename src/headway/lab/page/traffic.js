@@ -21,6 +21,7 @@ export const traffic = {
     { name: "rows", label: "Seats in the batch", min: 1, max: 256, log: true, value: 64 },
     { name: "seed", label: "Seed", min: 0, max: 50, step: 1, value: 0 },
   ],
+  sketch: { requests: 60 }, // drawn while a slider moves; the whole follows once it rests
   csv: (answer) => [["request", "arrival", "admitted", "first_token", "end", "prompt", "output", "longest_pause"],
     answer.requests.map((one) => [one.n, one.at, one.admitted, one.first, one.end, one.prompt, one.output, one.pause ?? ""])],
   open(root) {
@@ -70,6 +71,7 @@ export const traffic = {
       const waiting = answer.requests.filter((one) => one.at <= now && now < one.admitted);
       const running = answer.requests.filter((one) => one.admitted <= now && now < one.end);
       for (const number of [...seats.keys()]) if (!running.some((one) => one.n === number)) seats.delete(number);
+      const long = stalling(now);
       const middle = width * 0.38;
       const tall = Math.floor((height - 8) / ROW);
       pen.fillStyle = colours.wait;
@@ -82,7 +84,7 @@ export const traffic = {
         const done = Math.max(0, Math.min(1, (now - one.first) / Math.max(1e-9, one.end - one.first)));
         pen.fillStyle = colours.seat;
         pen.fillRect(x, y, room, ROW - 2);
-        pen.fillStyle = now < one.first ? colours.prefill : stalled(one, now) ? colours.stall : colours.decode;
+        pen.fillStyle = now < one.first ? colours.prefill : long && now > one.first ? colours.stall : colours.decode;
         pen.fillRect(x, y, now < one.first ? room * 0.12 : Math.max(2, room * done), ROW - 2);
       }
       pen.fillStyle = colours.line;
@@ -94,10 +96,10 @@ export const traffic = {
       lawSee.textContent = `Until now L = ${digits(answer.law.mean[index])} and λW = ${digits(answer.law.product[index])}; ${answer.law.inside[index]} are inside.`;
     }
 
-    /** In a step that is long because of somebody's prompt. */
-    function stalled(one, now) {
+    /** Whether the step is long because of somebody's prompt. */
+    function stalling(now) {
       const step = answer.steps.findLast(([begin]) => begin <= now);
-      return step !== undefined && step[2] > step[1] && now > one.first;
+      return step !== undefined && step[2] > step[1];
     }
 
     const colours = {};
