@@ -13,6 +13,9 @@ from headway.report.document import Bars, Document, Listing, Part, Text
 from headway.report.units import seconds
 from headway.roofline.timing import Range
 
+MEANING = {
+    "bound": "BOUND: nothing can be faster. Served requests take longer (headway plan estimate)",
+}  # of an answer's kind, in plain words
 CACHE = {0.5: "4-bit", 1.0: "8-bit", 2.0: "16-bit", 4.0: "32-bit"}  # by bytes per number
 
 
@@ -31,7 +34,8 @@ def _(a: Answer) -> Document:
         f"{a.mode} mode, {a.kind.upper()}"
     )
     notes = [Text(f"note: {note}", "warn") for note in a.notes]
-    parts_of = [Text(what, "kind"), *parts(a), *notes, *assumed(a.assumptions)]
+    meaning = [MEANING[a.kind]] if a.kind in MEANING else []
+    parts_of = [Text(what, "kind"), *parts(a), *notes, *assumed([*meaning, *a.assumptions])]
     return Document(f"{a.model} on {gpus}{a.hardware}", parts_of)
 
 
