@@ -21,7 +21,7 @@ from headway.roofline.residual import (
     spread_out,
     squares,
 )
-from headway.roofline.served import Corrected
+from headway.roofline.served import CROSSED, Corrected
 from headway.shape.catalogue import find_model
 
 SPREAD, NOISE = 0.3, 0.02
@@ -108,3 +108,21 @@ def test_what_no_run_is_like_is_left_to_the_physics():
     assert found.known["tpot"].tolist() == [True, True, False]
     assert found.known["ttft"].tolist() == [True, False, False]
     assert found.log("tpot")[2] == 0 != found.log("tpot")[1]
+
+
+@pytest.mark.parametrize(("said", "believed"), [(1.3, CROSSED), (-1.3, -CROSSED)])
+def test_a_group_without_runs_is_not_corrected_by_more_than_ever_held_of_one(said: float, believed: float):
+    other = msgspec.structs.replace(deployment(8.0, "sglang"), precision="bf16")
+    crossed = msgspec.structs.replace(deployment(8.0), precision="bf16")
+    disturbed = correction([*RUNS, other], [said] * (len(RUNS) + 1))
+    found = Corrected([deployment(8.0), crossed], {"dense": disturbed}).log("tpot")
+    assert found[0] == pytest.approx(said, rel=0.2)
+    assert found[1] == believed
+
+
+def test_what_is_said_of_qwen_on_gb200_is_not_held_to_be_the_devices():
+    """The one series of a dense model there contradicts itself: 8 and 42 ms per token at one request per replica."""
+    llama = Deployment(find_model("llama-3.1-70b"), find_hardware("gb200"), "trtllm", 8.0, 2000.0, 500.0, gpus=2)
+    known = msgspec.structs.replace(llama, shape=find_model("qwen3-32b"))
+    found = Corrected([llama, known], corrections()).log("tpot")
+    assert abs(found[0]) <= CROSSED < found[1]

@@ -4,8 +4,9 @@ The logarithm of measured over predicted is taken as a Gaussian process over wha
 lengths, GPUs and parallelism, drafts, and names (model, engine, device, precision...), with a distance of its own for
 each. Deployments like measured ones are corrected as those were; the deviation grows with the distance from them, so
 that a range is as wide as the ignorance. A time per token is corrected where each name of its group (model,
-device, engine, precision) was measured, a time to first token only where that very group was: of others, runs say
-nothing that holds, or worse (docs/accuracy-planner.md).
+device, engine, precision) was measured, where they were not measured together by a fifth at most (`served.CROSSED`); a
+time to first token only where that very group was: of others, runs say nothing that holds, or worse
+(docs/accuracy-planner.md).
 
     k(x, y) = spread^2 (1 + r) exp(-r),  r = sqrt(3 sum (reach_j (x_j - y_j))^2)     Matern 3/2; names differ by 0 or 1
     correction = sum_i weight_i k(x, x_i)                     over the measured runs, weights solved by the fit

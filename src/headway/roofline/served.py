@@ -17,6 +17,7 @@ from headway.roofline.loop import Columns, Fleet, Loop
 from headway.roofline.residual import LOAD, Correction
 
 METRICS = ("tpot", "ttft")
+CROSSED = 0.2  # most of a correction's logarithm where no run is of the very group: none that was validated says more
 STEPS = 2  # loads per doubling at which a correction is held to be no quicker than below
 CAUTION = 0.5  # of TTFT's variance: the estimate that errs least is below the middle of so skewed a quantity
 
@@ -41,7 +42,9 @@ class Corrected:
                 self.parts.append((correction, rows, correction.places(mine)))
 
     def log(self, metric: str, rows: np.ndarray | None = None, loads: np.ndarray | None = None) -> np.ndarray:
-        """The correction of `rows` (all of them) at their own loads, or at others."""
+        """The correction of `rows` (all of them) at their own loads, or at others; `CROSSED` at most of a group that no
+        run is of, whose names were measured in others: what one disturbed series says of a device is not the device's.
+        """
         wanted = np.arange(self.count) if rows is None else rows
         found = np.zeros(len(wanted))
         for correction, mine, places in self.parts:
@@ -52,7 +55,8 @@ class Corrected:
             if loads is not None:
                 at[:, LOAD] = np.log2(loads[chosen])
             found[chosen] = correction.log(metric, at)
-        return np.where(self.known[metric][wanted], found, 0.0)
+        group = self.known["ttft"][wanted]  # which nothing but the very group makes known
+        return np.where(self.known[metric][wanted], np.where(group, found, found.clip(-CROSSED, CROSSED)), 0.0)
 
     def deviation(self, metric: str) -> np.ndarray:
         """Standard deviation of each one's logarithm."""
