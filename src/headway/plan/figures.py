@@ -70,8 +70,10 @@ def audit(axes: Any, answer: Audit) -> None:
 
 
 def search(axes: Any, answer: Search) -> None:
-    """Price of output against time per token, one dot per deployment."""
+    """Price of output against time per token, one dot per deployment with its rank: colours come again."""
     for row in answer.deployments:
-        axes.scatter(row.tpot_ms, row.usd_per_million_output, label=f"{row.rank}. {row.name}")
+        at = row.tpot_ms, row.usd_per_million_output
+        axes.scatter(*at, label=f"{row.rank}. {row.name}")
+        axes.annotate(str(row.rank), at, (4, 4), textcoords="offset points", fontsize="small")
     axes.set(xlabel="TPOT, ms", ylabel="$ per million output tokens", title="Deployments that meet the targets")
-    axes.legend(fontsize="x-small")
+    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False)

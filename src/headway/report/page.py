@@ -18,6 +18,7 @@ table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}
 th{color:var(--muted);font-weight:500}
 td,th{padding:.28rem .8rem;text-align:right;border-bottom:1px solid var(--line);vertical-align:top;white-space:nowrap}
 td:first-child,th:first-child,.left{text-align:left;white-space:normal}
+@media(min-width:76rem){thead th:first-child{min-width:10rem}}
 table.bars td{border:0;padding:.1rem .8rem}
 table.bars td:last-child{width:24rem;text-align:left}
 .bar{height:.8rem;background:var(--c1);border-radius:3px}
