@@ -8,7 +8,7 @@ What `cpu.py` does for every bar in an hour this does for a few points in second
 is the whole process's, all threads together, so that it says what a step costs where other jobs share the machine; an
 engine whose threads spin while they wait pays for that. `peers/README.md` has the commands that build the peer.
 
-`--out` keeps what it holds of other models and points: a report may be filled in parts.
+`--out` keeps what it holds of other models and points, so a report may be filled in parts; its `command` is the last.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +67,10 @@ def compared(model: str, point: Point, pairs: list[Pair]) -> dict[str, Any]:
     return row | {"pairs": pairs}
 
 
-def measured(model: str, points: list[Point], ours: Engine, theirs: Engine, rounds: int) -> dict[str, Any]:
-    report = {}
+def measured(
+    model: str, points: list[Point], ours: Engine, theirs: Engine, rounds: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and line of the report, point by point."""
     for point in points:
         for engine in (ours, theirs):
             run(engine, point)  # fills the cache, warms up
@@ -73,14 +78,14 @@ def measured(model: str, points: list[Point], ours: Engine, theirs: Engine, roun
         for number in range(rounds):
             turn = (("ours", ours), ("theirs", theirs))
             pairs.append({who: run(engine, point) for who, engine in (turn if number % 2 == 0 else turn[::-1])})
-        report[point.name] = row = compared(model, point, pairs)
+        row = compared(model, point, pairs)
         print(
             f"{model:9} {point.name:15} {row['ours_tokens_per_s']:8} {row['theirs_tokens_per_s']:8} tokens/s, "
             f"ratio {row['wall_ratio']:.2f} by wall, {row['processor_ratio']:.2f} by processor time"
             + (f"; bar {row['bar']}" if row["bar"] else ""),
             flush=True,
         )
-    return report
+        yield point.name, row
 
 
 def main() -> None:
@@ -98,7 +103,7 @@ def main() -> None:
     out = Path(arguments.out) if arguments.out else None
     report: dict[str, Any] = json.loads(out.read_text()) if out and out.exists() else {"models": {}}
     report["machine"] = machine(NativeBackend(arguments.threads))
-    report["command"] = "python benchmarks/pairs.py --out FILE --rounds (as many as pairs) --models ... --points ..."
+    report["command"] = shlex.join(["python", *sys.argv])
     with tempfile.TemporaryDirectory() as logs:
         for model in chosen(arguments.models, {name: name for name in MODELS}):
             subject = MODELS[model]
@@ -113,11 +118,12 @@ def main() -> None:
             theirs = start_peer(arguments.peer, path, arguments.threads, {}, Path(logs) / "peer")
             found = report["models"].setdefault(model, {"peer": theirs.facts["engine"], "date": ""})
             found["date"] = time.strftime("%Y-%m-%d")
-            found.setdefault("points", {}).update(measured(model, points, ours, theirs, arguments.rounds))
+            for name, row in measured(model, points, ours, theirs, arguments.rounds):
+                found.setdefault("points", {})[name] = row
+                if out:
+                    out.write_text(json.dumps(report) + "\n")
             for engine in (ours, theirs):
                 engine.close()
-            if out:
-                out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

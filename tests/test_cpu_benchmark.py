@@ -11,6 +11,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import pairs as by_pairs  # noqa: E402
 from peers import bars, engines  # noqa: E402
 
 FACTS = {"bytes": 1e9, "cache": 1e4, "body": 1e9, "head": 1e8, "math": "int8"}
@@ -145,3 +146,27 @@ def test_a_roof_counts_the_experts_that_a_step_touches() -> None:
     one, many = bars.POINTS["decode 1"], bars.POINTS["decode 32"]
     assert bars.roof_seconds(one, facts, 34e9, 9e12) == pytest.approx((1.1e9 + 1e4 * 128) / 34e9)
     assert bars.roof_seconds(many, facts, 34e9, 9e12) == pytest.approx((1.8e9 + 1e4 * 128 * 32) / 34e9)
+
+
+def test_pairs_are_compared_run_by_run_and_not_by_their_medians() -> None:
+    def pair(ours: float, theirs: float) -> by_pairs.Pair:
+        return {
+            "ours": {"wall_ms": ours, "processor_ms": 2 * ours},
+            "theirs": {"wall_ms": theirs, "processor_ms": 4 * theirs},
+        }
+
+    row = by_pairs.compared("gemma", bars.POINTS["decode 8"], [pair(10, 30), pair(40, 20), pair(20, 40)])
+    assert row["wall_ratios"] == [3, 0.5, 2]
+    assert (row["wall_ratio"], row["processor_ratio"]) == (2, 4)
+    assert (row["ours_tokens_per_s"], row["theirs_tokens_per_s"]) == (400, 266.7)
+    assert row["bar"] == 3.0
+
+
+def test_the_processor_time_of_an_engine_is_all_that_it_spent(tmp_path: Path) -> None:
+    program = tmp_path / "worker"
+    busy = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"
+    program.write_text(f'#!/bin/sh\n{busy}\necho "{{}}"\nread line\n')
+    program.chmod(0o755)
+    engine = engines.start_peer("llama.cpp build", tmp_path, 2, {"llama.cpp-build": str(program)}, tmp_path / "log")
+    assert by_pairs.processor_seconds(engine) > 0
+    engine.close()
