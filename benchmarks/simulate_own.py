@@ -3,7 +3,7 @@
     python benchmarks/simulate_own.py PART ... [--model M.gguf] [--state FILE] [--quick]
 
     calibrate   loads of many sizes, probed around: a fit per regime of the machine, the host's time between steps
-    cells       closed loops of 1 to 32 requests, of other lengths than those fitted on
+    cells       closed loops of 1 to 32 requests, of other lengths than those fitted on, each served twice
     arrivals    Poisson arrivals at 50, 80 and 95 % of the most that `cells` saw, each served twice
     simulate    all of these loads again, in virtual time
     report      the section of docs/accuracy-simulator.md
@@ -62,8 +62,9 @@ from headway.traffic.traces import TraceRow
 PAGE = Path(__file__).parent.parent / "docs" / "accuracy-simulator.md"
 FITTED = ((1, 32, 48), (3, 400, 24), (6, 64, 48), (12, 200, 32), (24, 48, 32), (2, 1500, 16), (1, 700, 8))
 CELLS, CELL = (1, 2, 4, 8, 16, 32), (128, 64)  # requests in flight; tokens of prompt and answer
-SHARES, SECONDS = (0.5, 0.8, 0.95), 60  # of the most requests/s; for how long they come
+SHARES, SECONDS = (0.5, 0.8, 0.95), 30  # of the most requests/s; for how long they come
 STEADY, PROBES = 1.1, 7  # change of the machine during a load; probes before and after, of which the median counts
+BAR, TIMES = 0.1, 1.5  # an error that is none; and how many times what the engine differs by from itself is none
 SEEDS = 9  # simulations, each with another draw of the steps' noise
 FIGURES = ("ttft_ms", "tpot_ms")
 Summary = dict[str, dict[str, float]]  # figure -> mean, p50, p99
@@ -118,7 +119,7 @@ class Machine:
         for _ in range(self._tries):
             before, begin = self._rates(), self._clock.now()
             found, end, after = serve(), self._clock.now(), self._rates()
-            change = max(max(pair) / min(pair) for pair in zip(before, after, strict=True))
+            change = before.change(after)
             if change < least:
                 least, kept = change, (found, Window(begin, end, before.between(after)))
             if change < STEADY or time.monotonic() > self._until:
@@ -204,7 +205,7 @@ def calibrated(args: argparse.Namespace, state: dict[str, Any]) -> None:
             _, window, steady = machine.probed(partial(machine.serve, rows, concurrency, args.seconds))
             known[str(number)] = {"window": msgspec.to_builtins(window), "steady": steady}
             print("fitted on", FITTED[number], known[str(number)], flush=True)
-            args.state.write_text(json.dumps(state, indent=1))
+            args.state.write_text(json.dumps(state))
     machine.engine.close()
     if len(known) < len(FITTED):
         print(f"{len(known)} of {len(FITTED)} loads; call it again", flush=True)
@@ -251,7 +252,7 @@ def loads(args: argparse.Namespace, state: dict[str, Any], part: str) -> None:
     found, end = state.setdefault("loads", {}), time.monotonic() + args.most
     if part == "arrivals" and any(f"cells {value}" not in found for value in CELLS):
         raise SystemExit("play all cells first: they say what saturation is")
-    machine, runs = None, 1 if part == "cells" else 2
+    machine, runs = None, 2
     for key in [f"{part} {value}" for value in (CELLS if part == "cells" else SHARES)] * runs:
         if len(found.get(key, {"runs": []})["runs"]) == runs or time.monotonic() > end:
             continue
@@ -264,7 +265,7 @@ def loads(args: argparse.Namespace, state: dict[str, Any], part: str) -> None:
                "budget": machine.engine.pacing.budget}  # fmt: skip
         one["runs"].append(msgspec.to_builtins(run))
         print(key, one["runs"][-1], flush=True)
-        args.state.write_text(json.dumps(state, indent=1))
+        args.state.write_text(json.dumps(state))
     if machine is not None:
         machine.engine.close()
 
@@ -298,31 +299,48 @@ def report(state: dict[str, Any]) -> str:
         f"those shown ({steady} of them while the machine kept its speed; regimes at "
         f"{', '.join(f'{rate / 1e9:.0f} GB/s' for rate in state['regimes'])}); errors on steps left out, median: "
         + ", ".join(f"{one['kind']} {one['median']:.1%}" for one in state["held_out"])
-        + ". *again*: how much the engine's second run of the same arrivals differs from its first.", "",
-        "| load | GB/s | TTFT p50, ms | error | TPOT p50, ms | error | p99: TTFT, TPOT | again: TTFT, TPOT |",
-        "|---|---|---|---|---|---|---|---|",
+        + f". Simulated: medians of {SEEDS} draws of the steps' noise, which is what the fitted steps varied by; step "
+        "times are those of the regime that was probed. *again*: how much the engine's second run of the same load "
+        f"differs from its first. **Bold**: an error of more than {BAR:.0%} and of {TIMES:g} times that. *Own steps*: "
+        "errors of the p50 where step times and noise are fitted on the load's own steps, so that only queue, "
+        "scheduling and budget are foretold.", "",
+        "| load | GB/s | TTFT p50, ms | error | TPOT p50, ms | error | p99: TTFT, TPOT | own steps: TTFT, TPOT | "
+        "again: TTFT, TPOT (p99) |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for key, one in state["loads"].items():
         part, value = key.split()
         name = f"{value} in flight" if part == "cells" else f"{float(value):.0%} of saturation"
-        lines += [_row(name if number == 0 else "the same again", one["runs"][0], run)
+        lines += [_row(name if number == 0 else "the same again", one["runs"], run)
                   for number, run in enumerate(one["runs"])]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
-def _row(name: str, first: dict[str, Any], run: dict[str, Any]) -> str:
-    """Of one run, with what it differs by from the first one."""
+def _row(name: str, runs: Sequence[dict[str, Any]], run: dict[str, Any]) -> str:
+    """Of one run, with what the last differs by from the first."""
+    first, last = runs[0], runs[-1]
     measured, said = run["measured"], run["simulated"]
 
-    def error(figure: str, key: str) -> str:
-        return f"{said[figure][key] / measured[figure][key] - 1:+.0%}"
+    def apart(figure: str, key: str) -> float:
+        """How much the engine differs from itself."""
+        return float(last["measured"][figure][key] / first["measured"][figure][key] - 1)
+
+    def error(figure: str, key: str, said: Summary = said) -> str:
+        off = said[figure][key] / measured[figure][key] - 1
+        told = f"{off:+.0%}"
+        return f"**{told}**" if abs(off) > max(BAR, TIMES * abs(apart(figure, key))) else told
 
     ttft, tpot = (f"{measured[figure]['p50']:.1f} | {error(figure, 'p50')}" for figure in FIGURES)
     high = ", ".join(error(figure, "p99") for figure in FIGURES)
-    apart = [f"{measured[figure]['p50'] / first['measured'][figure]['p50'] - 1:+.0%}" for figure in FIGURES]
-    again = "" if run is first else ", ".join(apart)
+    alone = (
+        ", ".join(error(figure, "p50", run["simulated_own"]) for figure in FIGURES) if "simulated_own" in run else ""
+    )
+    own = [", ".join(f"{apart(figure, key):+.0%}" for figure in FIGURES) for key in ("p50", "p99")]
+    again = f"{own[0]} ({own[1]})" if run is last and run is not first else ""
     unsteady = "" if run["steady"] else " (unsteady)"
-    return f"| {name}{unsteady} | {run['window']['rates'][0] / 1e9:.0f} | {ttft} | {tpot} | {high} | {again} |"
+    return (
+        f"| {name}{unsteady} | {run['window']['rates'][0] / 1e9:.0f} | {ttft} | {tpot} | {high} | {alone} | {again} |"
+    )
 
 
 def main() -> None:
@@ -353,7 +371,7 @@ def main() -> None:
             PAGE.write_text(head.rstrip() + "\n\n" + report(state) + (f"\n## {rest}" if rest else ""))
         else:
             loads(args, state, part)
-        args.state.write_text(json.dumps(state, indent=1))
+        args.state.write_text(json.dumps(state))
 
 
 if __name__ == "__main__":
