@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,10 +13,14 @@ from headway.core.options import declared
 from headway.simulate.deploy import EngineSetup
 from headway.simulate.traffic import Traffic
 
+if TYPE_CHECKING:
+    from headway.simulate.outcome import Mixed
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, invoke_without_command=True)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Html = Annotated[Path | None, typer.Option(help="Write a page that opens offline.")]
 POLICY = declared(EngineSetup)["policy"].help
+IN_FLEET = ("hardware", "gpus", "precision", "kv", "replicas", "router", "most_in_flight", "price")
 FROM_OTHERS = ("policy", "ttft_target")  # --policy may name several, --slo has the target
 
 
@@ -43,6 +48,10 @@ def simulate(
     most_in_flight: Annotated[
         int | None,
         typer.Option(help="Most requests that a replica has at once; the others wait at the router. Default: any."),
+    ] = None,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(help="A TOML file of replicas of several kinds, an autoscaler and failures; see docs/fleet.md."),
     ] = None,
     policy: Annotated[str, typer.Option(help=f"{POLICY} Several with commas are compared.")] = "chunked",
     price: Annotated[float | None, typer.Option(help="Dollars per device and hour; default: catalogued.")] = None,
@@ -73,33 +82,56 @@ def simulate(
     from headway.metrics.summary import Targets
     from headway.report.document import show
     from headway.simulate.deploy import deployed
-    from headway.simulate.outcome import simulate_all, write
+    from headway.simulate.outcome import Equal, simulate_all, write
 
     files = Files(csv, html, records, plot)
     files.check()
-    targets = Targets.parse(slo, attainment)
-    device, shape = load_device(_needed("--hardware", hardware)), load_shape(_needed("--model", model))
-    ready = [
-        deployed(shape, device, gpus, one, precision=precision, kv=kv, profile=profile_of(hardware), price=price)
-        for one in _setups(setup, policy, slo)
-    ]
+    targets, setups = Targets.parse(slo, attainment), _setups(setup, policy, slo)
+    systems: Sequence[Equal | Mixed]
+    if fleet is not None:
+        _only_in_file(context, *IN_FLEET)
+        systems = _fleets(fleet, model, setups)
+    else:
+        device, shape = load_device(_needed("--hardware", hardware)), load_shape(_needed("--model", model))
+        profile = profile_of(hardware)
+        systems = [
+            Equal(
+                deployed(shape, device, gpus, one, precision=precision, kv=kv, profile=profile, price=price),
+                replicas, router, most_in_flight,
+            ) for one in setups
+        ]  # fmt: skip
     with progress() as report:
-        outcome = simulate_all(
-            ready,
-            traffic,
-            replicas,
-            router,
-            targets if targets.limits else None,
-            as_tool,
-            search,
-            report,
-            most_in_flight,
-        )
+        outcome = simulate_all(systems, traffic, targets if targets.limits else None, as_tool, search, report)
     write(files, outcome, command_line(context))
     if json:
         typer.echo(to_json(outcome.json()))
     else:
         show(outcome.document())
+
+
+def _fleets(path: Path, model: str, setups: list[EngineSetup]) -> list[Mixed]:
+    """The fleet of a file, once for each of these ways to set up its engines."""
+    from headway.engine.references import load_device, load_shape, profile_of
+    from headway.simulate.fleet_file import read_fleet
+    from headway.simulate.outcome import Mixed
+    from headway.simulate.play_fleet import kinds_of
+
+    found = []
+    for setup in setups:
+        file = read_fleet(path, setup)
+        shape = load_shape(_needed("--model", model or file.options.model))
+        found.append(Mixed(file, kinds_of(file, shape, lambda name: (load_device(name), profile_of(name)))))
+    return found
+
+
+def _only_in_file(context: typer.Context, *names: str) -> None:
+    """These are said by the fleet file."""
+    from headway.core.errors import BadInput
+
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            raise BadInput("--" + name.replace("_", "-"), "cannot be combined with --fleet: the file says it")
 
 
 def _setups(setup: EngineSetup, policies: str, slo: str) -> list[EngineSetup]:

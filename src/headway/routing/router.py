@@ -47,6 +47,7 @@ class RequestRouter:
     Attributes:
         replicas: by name, in the order in which they joined.
         live: every request that waits or is at a replica, by id.
+        awaited: a replica will come even if none is up, and requests wait for it.
         index: which blocks are known where.
     """
 
@@ -56,6 +57,7 @@ class RequestRouter:
         self.policy = policy
         self.replicas: dict[str, ReplicaState] = {}
         self.live: dict[str, RoutedRequest] = {}
+        self.awaited = False
         self.index = BlockIndex()
         self._waiting: dict[str, RoutedRequest] = {}  # oldest first
         self._most_waiting = most_waiting
@@ -117,6 +119,13 @@ class RequestRouter:
             raise BadInput("replica", f"{name!r} is not one of {', '.join(self.replicas)}")
         self.replicas[name].draining = draining
 
+    def leave(self, name: str) -> None:
+        """A replica that has nothing left is gone for good."""
+        replica = self.replicas[name]
+        assert not replica.requests, "what it has ends before it does"
+        self.index.clear(replica.number)
+        del self.replicas[name]
+
     def drained(self, name: str) -> bool:
         """It takes nothing more and has nothing left."""
         replica = self.replicas[name]
@@ -134,6 +143,19 @@ class RequestRouter:
         """When the first of those that wait gives up, ps."""
         return min((r.deadline for r in self._waiting.values() if r.deadline is not None), default=None)
 
+    @property
+    def waiting_since(self) -> int | None:
+        """When the oldest of those that wait came, ps; None = nobody waits, or nobody said."""
+        first = next(iter(self._waiting.values()), None)
+        return None if first is None else first.arrival
+
+    def work_seconds(self, now: int) -> float:
+        """Predicted seconds of all prompts that have no first token yet, on one replica alone."""
+        up = [replica for replica in self.replicas.values() if replica.open]
+        here = sum(replica.queue_seconds(now) for replica in up)
+        waiting = sum(up[0].prefill_seconds(0, one.tokens) for one in self._waiting.values()) if up else 0.0
+        return here + waiting
+
     def offer(self, request: RoutedRequest) -> None:
         """A request comes; `dispatch` says where it goes.
 
@@ -143,7 +165,7 @@ class RequestRouter:
         assert request.id not in self.live, "ids are unique among live requests"
         if len(self._waiting) >= self._most_waiting:
             raise Rejected(Reject.QUEUE_FULL, f"{self._most_waiting} requests wait at the router already", 5.0)
-        if not any(replica.open for replica in self.replicas.values()):
+        if not self.awaited and not any(replica.open for replica in self.replicas.values()):
             raise Rejected(Reject.QUEUE_FULL, "no replica is up", 5.0)
         self.live[request.id] = self._waiting[request.id] = request
 
@@ -197,7 +219,9 @@ class RequestRouter:
         request.tried = (*request.tried, request.replica)
         self.replicas[request.replica].release(id, now)
         request.replica = ""
-        left = any(replica.open and replica.name not in request.tried for replica in self.replicas.values())
+        left = self.awaited or any(
+            replica.open and replica.name not in request.tried for replica in self.replicas.values()
+        )
         if request.begun or not left or len(request.tried) >= MOST_TRIES:
             del self.live[id]
             return False
@@ -210,7 +234,8 @@ class RequestRouter:
         gone = [
             request
             for request in self._waiting.values()
-            if (request.deadline is not None and request.deadline <= now) or set(open_names) <= set(request.tried)
+            if (request.deadline is not None and request.deadline <= now)
+            or (not self.awaited and set(open_names) <= set(request.tried))
         ]
         for request in gone:
             self.end(request.id, now)

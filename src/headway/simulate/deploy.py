@@ -25,7 +25,7 @@ from headway.roofline.replica import Replica, deploy
 from headway.roofline.step import StepTime, check_layout, decode_step
 from headway.roofline.timing import Timing, steps_here
 from headway.roofline.work import Layout
-from headway.scheduling.budget import Budget
+from headway.scheduling.budget import Budget, StepTimeModel
 from headway.scheduling.policies import policy_named
 from headway.scheduling.scheduler import Scheduler
 from headway.shape.model import ModelShape, block_bytes
@@ -105,10 +105,12 @@ class Deployed(msgspec.Struct, frozen=True):
         return self.setup.host_us * 1e-6
 
     def replica(
-        self, answers: Answers, log: EventLog | None = None, leaps: bool = True, number: int = 0
-    ) -> SimulatedReplica:
+        self, answers: Answers, log: EventLog | None = None, leaps: bool = True, number: int = 0,
+        truth: StepTimeModel | None = None,
+    ) -> SimulatedReplica:  # fmt: skip
         """A fresh one, with an empty cache. `leaps`: over equal steps, which changes nothing but the time it takes.
-        `number`: replicas of other numbers have noise of their own."""
+        `number`: replicas of other numbers have noise of their own. `truth`: what its steps really take, where that
+        is not what its scheduler believes."""
         clock, policy = VirtualClock(), policy_named(self.setup.policy)
         sized = self.budget.milliseconds is not None or policy.predicts
         target = self.setup.ttft_target
@@ -118,7 +120,7 @@ class Deployed(msgspec.Struct, frozen=True):
             max_wait=self.setup.max_wait, reuse=self.setup.prefix_cache,
         )  # fmt: skip
         noise = StepNoise(self.noise, (self.seed << 32) + number) if self.noise else None
-        executor = SimulatedRanks(self.limits, clock, self.model, answers, host=self.host_seconds, noise=noise)
+        executor = SimulatedRanks(self.limits, clock, truth or self.model, answers, host=self.host_seconds, noise=noise)
         return SimulatedReplica([scheduler], executor, clock, answers, leaps=leaps)
 
 

@@ -27,10 +27,13 @@ def document(played: Played) -> Document:
         *(Text(f"warning: {warning}", "warn") for warning in s["warnings"]), latencies(s),
         *([table(s["seeds"])] if "seeds" in s else []),
         Text(f"step time: {s['step_time']}", "note"), *rates(s), *targets(s), *_cost(s["cost"]), _steps(s),
+        *(_fleet(s["fleet"]) if "fleet" in s else []),
         *([_beside(s)] if "measured" in s else []), _little(s["little"]),
     ], [
         intervals(s), *map(Drawing, plots_of(played.run.records, {})),
-        *(Drawing(over_time({s["setup"]["policy"]: s}, *of)) for of in SERIES), Folded("All numbers", to_json(s)),
+        *(Drawing(over_time({s["setup"]["policy"]: s}, *of)) for of in SERIES),
+        *([Drawing(over_time({"replicas": s["fleet"]}, "up", "replicas up"))] if "fleet" in s else []),
+        Folded("All numbers", to_json(s)),
     ])  # fmt: skip
 
 
@@ -97,6 +100,19 @@ def _cost(found: Mapping[str, Any]) -> list[Part]:
     output, total = dollars(found["per_million_output"]), dollars(found["per_million_total"])
     return [Text(f"{output} per million output tokens, {total} per million of all, at "
                  f"{dollars(found['dollars_per_gpu_hour'])} per device and hour, idle time included")]  # fmt: skip
+
+
+def _fleet(fleet: Mapping[str, Any]) -> list[Part]:
+    """What became of its replicas."""
+    rows = [
+        [of_devices(kind["hardware"], kind["gpus"], 1), str(kind["started"]), number(kind["device_hours"]),
+         f"{kind['slow']:g}x"] for kind in fleet["kinds"]
+    ]  # fmt: skip
+    told = (
+        f"at most {fleet['most_up']} replicas up; {fleet['ended']} ended, {fleet['failures']} failed: "
+        f"{fleet['tried_again']} requests were tried elsewhere, {fleet['lost']} lost"
+    )
+    return [Grid(["replica", "started", "device-hours", "steps take"], rows), Text(told)]
 
 
 def _beside(s: Mapping[str, Any]) -> Part:

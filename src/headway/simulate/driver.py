@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from headway.core.clock import VirtualClock, to_seconds
-from headway.core.errors import BadInput, Rejected
+from headway.core.errors import BadInput, Reject, Rejected
+from headway.core.request import Finish, Request
 from headway.core.step import StepPlan
 from headway.executor.simulated import SimulatedRanks
 from headway.scheduling.scheduler import Scheduler
@@ -59,6 +60,19 @@ class Observer(Protocol):
         ...
 
 
+class Changes(Protocol):
+    """What befalls replicas themselves: they come, go, and fail."""
+
+    @property
+    def at(self) -> int | None:
+        """When the next thing does, ps; None = nothing more."""
+        ...
+
+    def act(self, events: EventQueue, now: int) -> list[Sent]:
+        """It does -> which requests go where because of it."""
+        ...
+
+
 class SimulatedReplica:
     """One replica: a scheduler per data-parallel rank, and the executor that plays their steps.
 
@@ -95,6 +109,14 @@ class SimulatedReplica:
         """When an idle replica must look again, ps."""
         times = [at for s in self.schedulers if (at := s.next_deadline) is not None]
         return min(times, default=None)
+
+    def request(self, ask: Ask) -> Request:
+        """One that it has, as its scheduler knows it."""
+        for scheduler in self.schedulers:
+            row = scheduler.state.rows.get(str(ask.number))
+            if row is not None:
+                return row.request
+        return ask.request(self.schedulers[0].limits.max_model_len)
 
     def offer(self, ask: Ask, now: int) -> None:
         """A request arrives; it goes to the rank that has least to do, waiting ones counting for more."""
@@ -173,6 +195,8 @@ class SimulatedReplica:
 
 LONGEST = (1 << 63) - 1  # ps; times are kept as 64-bit integers
 NO_PLAN = StepPlan(-1)  # of a rank with nothing to do
+ARRIVAL, CHANGE = -1, -2  # what comes next, where it is no replica's turn
+DIED = Finish("error", "its replica died")
 
 
 def run(
@@ -182,21 +206,23 @@ def run(
     answers: Answers,
     front: Front | None = None,
     progress: Callable[[int], None] = lambda now: None,
+    changes: Changes | None = None,
 ) -> int:
     """Play everything to its end. -> the time then, ps.
 
     Args:
         front: who decides where requests go and when; None = in turn.
+        changes: of the replicas; None = they stay as they are.
     """
-    events = _Events(replicas, source, answers, front or Front("round-robin", len(replicas)))
+    events = EventQueue(replicas, source, observer, answers, front or Front("round-robin", len(replicas)), changes)
     now = turns = 0
     while (due := events.next()) is not None:
         now, index = due
         if now > LONGEST:
             raise BadInput("--requests", f"they take more than {to_seconds(LONGEST) / 86400:.0f} days; simulate fewer")
-        idle = [index] if index >= 0 else events.arrive(observer, now)
+        idle = [index] if index >= 0 else events.arrive(now) if index == ARRIVAL else events.change(now)
         for one in idle:  # grows as it goes
-            idle += events.turn(one, observer, now)
+            idle += events.turn(one, now)
             turns += 1
             if turns % 256 == 0:
                 progress(now)
@@ -204,51 +230,103 @@ def run(
     return now
 
 
-class _Events:
+class EventQueue:
     """What comes next, and what it brings about.
 
     Attributes:
         asks: requests that have arrived and not ended, by id.
     """
 
-    def __init__(self, replicas: Sequence[SimulatedReplica], source: Source, answers: Answers, front: Front) -> None:
+    def __init__(
+        self, replicas: Sequence[SimulatedReplica], source: Source, observer: Observer, answers: Answers, front: Front,
+        changes: Changes | None,
+    ) -> None:  # fmt: skip
         self.asks: dict[str, Ask] = {}
-        self._replicas, self._source, self._answers, self._front = replicas, source, answers, front
+        self._replicas, self._source, self._observer = list(replicas), source, observer
+        self._answers, self._front, self._changes = answers, front, changes
+        self._where: dict[str, int] = {}  # which replica has a request, by its id
         self._arrivals = _Arrivals(source.first())
         self._steps: list[tuple[int, int]] = []  # (when a replica wants to be looked at, its index)
         self._wanted: list[int | None] = [None] * len(replicas)  # when each does; what else is in `_steps` is stale
 
     def next(self) -> tuple[int, int] | None:
-        """(when, index of a replica, or -1 for an arrival) of what comes next; None = nothing more."""
+        """(when, index of a replica, ARRIVAL or CHANGE) of what comes next; None = nothing more."""
         at, steps = self._arrivals.at, self._steps
         while steps and self._wanted[steps[0][1]] != steps[0][0]:
             heapq.heappop(steps)
+        if self._changes is not None and (self.asks or at is not None):
+            change = self._changes.at
+            if change is not None and (at is None or change < at) and (not steps or change < steps[0][0]):
+                return change, CHANGE
         if steps and (at is None or steps[0][0] < at):
             when, index = heapq.heappop(steps)
             self._wanted[index] = None
             return when, index
-        return None if at is None else (at, -1)
+        return None if at is None else (at, ARRIVAL)
 
-    def arrive(self, observer: Observer, now: int) -> list[int]:
+    def arrive(self, now: int) -> list[int]:
         """The next request comes -> idle replicas that have something to do now."""
         ask = self._arrivals.take()
         self.asks[str(ask.number)] = ask
-        observer.arrived(ask)
-        return self._send(self._front.offer(ask, now), now)
+        self._observer.arrived(ask)
+        try:
+            sent = self._front.offer(ask, now)
+        except Rejected as error:
+            self._refuse(ask, error, now)
+            return []
+        return self._send(sent, now)
 
-    def turn(self, index: int, observer: Observer, now: int) -> list[int]:
+    def change(self, now: int) -> list[int]:
+        """Something befalls replicas -> idle ones that have something to do now."""
+        assert self._changes is not None, "there is one"
+        sent = self._changes.act(self, now)
+        for ask in self._front.abandoned(now):
+            self._refuse(ask, Rejected(Reject.QUEUE_FULL, "no replica is up", 0.0), now)
+        return self._send(sent, now)
+
+    def add(self, replica: SimulatedReplica) -> None:
+        """One that has just started, with the next index."""
+        self._replicas.append(replica)
+        self._wanted.append(None)
+
+    def lose(self, index: int, now: int) -> tuple[int, int]:
+        """A replica dies, and all that it has: what has no token yet is tried elsewhere -> how many requests wait
+        again, and how many are lost. The caller has told the router."""
+        self._wanted[index] = None
+        again = lost = 0
+        replica = self._replicas[index]
+        for id in [id for id, at in self._where.items() if at == index]:
+            del self._where[id]
+            self._answers.forget(id)
+            ask = self.asks[id]
+            if self._front.failed(ask, now):
+                again += 1
+                continue
+            lost += 1
+            emission = Emission(replica.request(ask), finish=DIED)
+            self._observer.emitted(emission, (now,))
+            self._follow(self.asks.pop(id), emission, now)
+        return again, lost
+
+    def _refuse(self, ask: Ask, error: Rejected, now: int) -> None:
+        self._observer.refused(ask, error, now)
+        self._follow(self.asks.pop(str(ask.number)), None, now)
+
+    def turn(self, index: int, now: int) -> list[int]:
         """A replica is looked at -> idle ones that have something to do now."""
-        replica, sent = self._replicas[index], list[Sent]()
+        replica, sent, observer = self._replicas[index], list[Sent](), self._observer
         emissions, times = replica.turn(now, observer)
         for emission in emissions:
             observer.emitted(emission, times if emission.tokens else (now,))
             sent += self._front.heard(emission, now)
             if emission.finish is not None:
                 self._answers.forget(emission.request.id)
+                del self._where[emission.request.id]
                 self._follow(self.asks.pop(emission.request.id), emission, now)
         for ask in replica.refused:
-            del self.asks[str(ask.number)]
-            sent += self._front.over(str(ask.number), now)
+            id = str(ask.number)
+            del self.asks[id], self._where[id]
+            sent += self._front.over(id, now)
             self._follow(ask, None, now)
         replica.refused.clear()
         self._want(index, replica.due if replica.due is not None else replica.next_deadline)
@@ -264,6 +342,7 @@ class _Events:
         """Requests go to replicas, which see them when their steps end -> those that do nothing: they see them now."""
         idle = []
         for ask, index in sent:
+            self._where[str(ask.number)] = index
             self._replicas[index].offer(ask, now)
             due = self._replicas[index].due
             if due is not None:

@@ -15,9 +15,12 @@ from headway.metrics.files import Files
 from headway.metrics.summary import Targets, summarize
 from headway.metrics.views import VIEWS, view
 from headway.report.document import Document, Text
+from headway.routing.autoscale import MOST_REPLICAS
 from headway.simulate.deploy import Deployed
 from headway.simulate.document import comparison, document
+from headway.simulate.fleet_file import FleetFile
 from headway.simulate.play import Played, play
+from headway.simulate.play_fleet import play_fleet
 from headway.simulate.seeds import spread
 from headway.simulate.served import measured
 from headway.simulate.traffic import Traffic
@@ -45,32 +48,78 @@ class Outcome:
         return replace(shown, parts=[Text(self.load), *shown.parts])
 
 
+class Equal(msgspec.Struct, frozen=True):
+    """Equal replicas of a deployment behind a router."""
+
+    one: Deployed
+    replicas: int = 1
+    router: str = "round-robin"
+    most_in_flight: int | None = None
+
+    @property
+    def policy(self) -> str:
+        return self.one.setup.policy
+
+    @property
+    def gpus(self) -> int:
+        """Devices of all replicas."""
+        return self.one.priced.gpus * self.replicas
+
+    def play(self, traffic: Traffic, targets: Targets | None, progress: Callable[[int], None]) -> Played:
+        if not 1 <= self.replicas <= MOST_REPLICAS:
+            raise BadInput("--replicas", f"{self.replicas} is not a whole number from 1 to {MOST_REPLICAS}")
+        one = msgspec.structs.replace(self.one, seed=traffic.seed)
+        return play(
+            one, traffic.source(one.limits.max_model_len), traffic.load, replicas=self.replicas, router=self.router,
+            most_in_flight=self.most_in_flight, targets=targets, progress=progress,
+        )  # fmt: skip
+
+
+class Mixed(msgspec.Struct, frozen=True):
+    """A fleet."""
+
+    file: FleetFile
+    kinds: Sequence[Deployed]
+
+    @property
+    def policy(self) -> str:
+        return self.kinds[0].setup.policy
+
+    @property
+    def gpus(self) -> int:
+        """Devices of the replicas that are there at the start; of one of each kind if none is."""
+        counts = [kind.options.count for kind in self.file.kinds]
+        counts = counts if any(counts) else [1] * len(counts)
+        return sum(count * kind.priced.gpus for count, kind in zip(counts, self.kinds, strict=True))
+
+    def play(self, traffic: Traffic, targets: Targets | None, progress: Callable[[int], None]) -> Played:
+        kinds = [msgspec.structs.replace(kind, seed=traffic.seed) for kind in self.kinds]
+        longest = min(kind.limits.max_model_len for kind in kinds)
+        return play_fleet(
+            self.file, kinds, traffic.source(longest), traffic.load, targets=targets, seed=traffic.seed,
+            progress=progress,
+        )  # fmt: skip
+
+
 def simulate_all(
-    deployments: Sequence[Deployed], traffic: Traffic, replicas: int, router: str, targets: Targets | None,
-    as_tool: str | None, search: bool, report: Report, most_in_flight: int | None = None,
+    systems: Sequence[Equal | Mixed], traffic: Traffic, targets: Targets | None, as_tool: str | None, search: bool,
+    report: Report,
 ) -> Outcome:  # fmt: skip
-    """Simulate the load under every deployment.
+    """Simulate the load under every system.
 
     Raises:
         BadInput: options that make no sense together.
     """
-    if not 1 <= replicas <= 1 << 16:
-        raise BadInput("--replicas", f"{replicas} is not a whole number from 1 to {1 << 16}")
     if as_tool is not None and as_tool not in VIEWS:
         raise BadInput("--as", f"{as_tool!r} is not one of {', '.join(VIEWS)}")
     if search and traffic.rate is None:
         raise BadInput("--search", "needs --rate, where to begin")
     found: dict[str, Played] = {}
-    for one in deployments:
-        name = one.setup.policy
+    for system in systems:
+        name = system.policy
 
-        def once(load: Traffic, what: str, one: Deployed = one) -> Played:
-            source, one = load.source(one.limits.max_model_len), msgspec.structs.replace(one, seed=load.seed)
-            played = play(
-                one, source, load.load, replicas=replicas, router=router, most_in_flight=most_in_flight,
-                targets=targets, progress=lambda ended: report(what, ended, load.requests),
-            )  # fmt: skip
-            return played
+        def once(load: Traffic, what: str, system: Equal | Mixed = system) -> Played:
+            return system.play(load, targets, lambda ended: report(what, ended, load.requests))
 
         played = found[name] = once(traffic, f"simulating, {name}")
         if traffic.seeds > 1:
@@ -82,7 +131,7 @@ def simulate_all(
         if as_tool is not None:
             played.summary["as"] = view(as_tool, played.run, "completions")
         if search:
-            gpus = one.priced.gpus * replicas
+            gpus = system.gpus
             key = "saturation" if targets is None else "goodput"
             searched = saturation if targets is None else _goodput
             played.summary[key] = searched(once, traffic, targets, gpus, name)

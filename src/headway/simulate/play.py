@@ -60,7 +60,7 @@ def play(
     told = play_plain(deployed, source, replicas, in_turn, detail, progress)
     trail, busy = told or _play(deployed, source, replicas, front, detail, progress)
     found = Run(load, sorted(trail.records, key=lambda record: record.index))
-    return Played(_summary(deployed, found, trail, busy, replicas, targets, router), found, trail)
+    return Played(summary_of(deployed, found, trail, busy, replicas, targets, router), found, trail)
 
 
 def _play(
@@ -92,9 +92,10 @@ def front_of(deployed: Deployed, replicas: int, router: str, most_in_flight: int
     return Front(router, replicas, prefill, blocks=blocks, block_size=limits.block_size, most=most_in_flight)
 
 
-def _summary(
+def summary_of(
     deployed: Deployed, found: Run, trail: Trail, busy: int, replicas: int, targets: Targets | None, router: str
 ) -> dict[str, Any]:  # fmt: skip
+    """What bench says of a measurement, and what only a simulation knows. busy: ps of all steps."""
     priced, setup = deployed.priced, deployed.setup
     summary: dict[str, Any] = {
         "model": priced.shape.name, "hardware": priced.hardware.name, "gpus": priced.gpus, "replicas": replicas,
