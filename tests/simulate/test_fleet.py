@@ -9,9 +9,11 @@ import pytest
 
 from headway.cli import main
 from headway.core.errors import BadInput
+from headway.core.options import Options, declared
 from headway.engine.references import load_device, load_shape
+from headway.routing.autoscale import Autoscale
 from headway.simulate.deploy import EngineSetup, deployed
-from headway.simulate.fleet_file import FleetFile, read_fleet
+from headway.simulate.fleet_file import Befalls, FleetFile, FleetOptions, KindOptions, read_fleet
 from headway.simulate.play import Played, play
 from headway.simulate.play_fleet import kinds_of, play_fleet
 from headway.simulate.traffic import Traffic
@@ -174,6 +176,16 @@ def test_one_that_does_not_fit_is_named_by_its_number(tmp_path: Path) -> None:
     file = read(tmp_path, "[[replicas]]\nhardware = 'b200'\n[[replicas]]\nhardware = 'a10g'")
     with pytest.raises(BadInput, match=r"\[\[replicas\]\] 1: .*does not fit"):
         kinds_of(file, load_shape("llama-3.1-70b"), lambda name: (load_device(name), None))
+
+
+@pytest.mark.parametrize("kind", [FleetOptions, KindOptions, Autoscale, Befalls])
+def test_the_docs_hold_what_a_file_may_say_and_an_example_that_can_be_read(tmp_path: Path, kind: type[Options]) -> None:
+    docs = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
+    for name, option in declared(kind).items():
+        assert f"| `{name}` |" in docs
+        assert f"| {option.accepted} | {option.help} |" in docs
+    example = docs.split("```toml\n")[1].split("```")[0]
+    assert read(tmp_path, example).most == 9
 
 
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,6 +63,8 @@ class RequestRouter:
         self._most_waiting = most_waiting
         self._heartbeat = heartbeat
         self._numbers = 0
+        self._bounded = False  # whether any may be full
+        self._open: tuple[ReplicaState, ...] | None = None  # those that take requests; None = to be found anew
 
     # Replicas
 
@@ -81,12 +83,15 @@ class RequestRouter:
         replica = self.replicas[name] = ReplicaState(name, self._numbers, prefill, most)
         replica.seen = now
         self.index.add(self._numbers, blocks)
-        self._numbers += 1
+        self._numbers, self._open = self._numbers + 1, None
+        self._bounded |= most is not None
         return replica
 
     def heard(self, name: str, now: int, others: int | None = None) -> None:
         """A heartbeat. `others`: how many requests the replica says it has beside those sent from here."""
         replica = self.replicas[name]
+        if not replica.alive:
+            self._open = None
         replica.seen, replica.alive = max(now, replica.seen), True
         if others is not None:
             replica.others = others
@@ -106,7 +111,7 @@ class RequestRouter:
     def lose(self, name: str) -> None:
         """A replica is dead, and what its cache held is gone, until it is heard of again."""
         replica = self.replicas[name]
-        replica.alive, replica.others = False, 0
+        replica.alive, replica.others, self._open = False, 0, None
         self.index.clear(replica.number)
 
     def drain(self, name: str, draining: bool = True) -> None:
@@ -117,7 +122,7 @@ class RequestRouter:
         """
         if name not in self.replicas:
             raise BadInput("replica", f"{name!r} is not one of {', '.join(self.replicas)}")
-        self.replicas[name].draining = draining
+        self.replicas[name].draining, self._open = draining, None
 
     def leave(self, name: str) -> None:
         """A replica that has nothing left is gone for good."""
@@ -125,11 +130,19 @@ class RequestRouter:
         assert not replica.requests, "what it has ends before it does"
         self.index.clear(replica.number)
         del self.replicas[name]
+        self._open = None
 
     def drained(self, name: str) -> bool:
         """It takes nothing more and has nothing left."""
         replica = self.replicas[name]
         return replica.draining and not replica.load
+
+    @property
+    def open(self) -> tuple[ReplicaState, ...]:
+        """Those that take requests, in the order in which they joined."""
+        if self._open is None:
+            self._open = tuple([replica for replica in self.replicas.values() if replica.open])
+        return self._open
 
     # Requests
 
@@ -151,9 +164,10 @@ class RequestRouter:
 
     def work_seconds(self, now: int) -> float:
         """Predicted seconds of all prompts that have no first token yet, on one replica alone."""
-        up = [replica for replica in self.replicas.values() if replica.open]
-        here = sum(replica.queue_seconds(now) for replica in up)
-        waiting = sum(up[0].prefill_seconds(0, one.tokens) for one in self._waiting.values()) if up else 0.0
+        here = sum(replica.queue_seconds(now) for replica in self.open)
+        waiting = (
+            sum(self.open[0].prefill_seconds(0, one.tokens) for one in self._waiting.values()) if self.open else 0.0
+        )
         return here + waiting
 
     def offer(self, request: RoutedRequest) -> None:
@@ -165,7 +179,7 @@ class RequestRouter:
         assert request.id not in self.live, "ids are unique among live requests"
         if len(self._waiting) >= self._most_waiting:
             raise Rejected(Reject.QUEUE_FULL, f"{self._most_waiting} requests wait at the router already", 5.0)
-        if not self.awaited and not any(replica.open for replica in self.replicas.values()):
+        if not self.awaited and not self.open:
             raise Rejected(Reject.QUEUE_FULL, "no replica is up", 5.0)
         self.live[request.id] = self._waiting[request.id] = request
 
@@ -175,15 +189,20 @@ class RequestRouter:
         if not self._waiting:
             return placed
         every = tuple(self.replicas.values())
-        roomy = [replica for replica in every if replica.has_room]
+        roomy: Sequence[ReplicaState] = self._roomy()
         for request in list(self._waiting.values()):
             if not roomy:
                 break
             able = [replica for replica in roomy if replica.name not in request.tried] if request.tried else roomy
             if able:
                 placed.append(self._place(request, able, every, now))
-                roomy = [replica for replica in roomy if replica.has_room]
+                if not placed[-1].replica.has_room:
+                    roomy = self._roomy()
         return placed
+
+    def _roomy(self) -> Sequence[ReplicaState]:
+        """Those that have room for a request."""
+        return [replica for replica in self.open if replica.has_room] if self._bounded else self.open
 
     def _place(
         self, request: RoutedRequest, able: Sequence[ReplicaState], every: Sequence[ReplicaState], now: int
@@ -219,9 +238,7 @@ class RequestRouter:
         request.tried = (*request.tried, request.replica)
         self.replicas[request.replica].release(id, now)
         request.replica = ""
-        left = self.awaited or any(
-            replica.open and replica.name not in request.tried for replica in self.replicas.values()
-        )
+        left = self.awaited or any(replica.name not in request.tried for replica in self.open)
         if request.begun or not left or len(request.tried) >= MOST_TRIES:
             del self.live[id]
             return False
@@ -230,12 +247,12 @@ class RequestRouter:
 
     def expired(self, now: int) -> list[RoutedRequest]:
         """Those that have waited past their deadlines, and those that nobody is left for: they are over."""
-        open_names = [replica.name for replica in self.replicas.values() if replica.open]
+        open_names = {replica.name for replica in self.open}
         gone = [
             request
             for request in self._waiting.values()
             if (request.deadline is not None and request.deadline <= now)
-            or (not self.awaited and set(open_names) <= set(request.tried))
+            or (not self.awaited and open_names <= set(request.tried))
         ]
         for request in gone:
             self.end(request.id, now)
