@@ -110,6 +110,8 @@ class KVCache:
         A window group needs only the blocks that the first computed token looks back on; the hit shrinks until
         those are there. Takes nothing: `BlockTable.adopt` does.
         """
+        if not names:
+            return Hit(0, [0] * len(self.pools), tuple([[] for _ in self.pools]))
         length = self._longest(names, [pool.by_name for pool in self.pools])
         if self._verify:
             self._compare(names[:length], tokens)
