@@ -31,7 +31,12 @@ class Run:
         self.events: list[AnyEvent] = []
         log = EventLog(self.totals, self.events.append)
         self.scheduler = Scheduler(
-            limits, key=b"k", policy=policy, ttl=ttl, log=log, model=FixedCosts(step=1e-9) if policy.predicts else None
+            limits,
+            key=b"k",
+            policy=policy,
+            ttl=ttl,
+            log=log,
+            model=FixedCosts(step=2.0**-30) if policy.predicts else None,
         )
         self.now = 0
         self.heard: dict[str, list[int]] = {}

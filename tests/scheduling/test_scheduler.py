@@ -289,7 +289,7 @@ class TestDrafts:
             scheduler.add(request(id, prompt=1))
         plan = scheduler.plan(0)
         scheduler.commit(StepResult(plan.step, {"a": (1,), "b": (1,)}, drafts={"a": (2, 3, 4), "b": (2, 3, 4)}), 0)
-        assert [(work.id, work.count) for work in scheduler.plan(0).work] == [("a", 3), ("b", 1)]
+        assert [(work.id, work.count) for work in scheduler.plan(0).work] == [("a", 2), ("b", 2)]
 
     @pytest.mark.parametrize(("blocks", "counts"), [(4, [1, 1]), (5, [5, 1]), (6, [6, 1]), (7, [6, 5]), (9, [6, 6])])
     def test_drafts_leave_every_running_row_the_block_it_may_need(self, blocks: int, counts: list[int]) -> None:

@@ -160,7 +160,7 @@ def _run_done(flight: Flight, times: Sequence[int], seconds: Seconds) -> StepDon
         counts=per_row,
         emitted=per_row,
         shape=flight.shape,
-        predicted=flight.plan.predicted,
+        predicted=None if flight.plan.predicted is None else len(times) * flight.plan.predicted,
         seconds=seconds,
         times=tuple(times),
     )
