@@ -16,11 +16,11 @@ class RoutedRequest(msgspec.Struct, gc=False):
         names: of the prompt's full blocks before its last token, each standing for the whole prefix; () where the
             policy does not look at them. block_tokens: tokens of one.
         session: requests of one session belong together; "" = it has none.
-        arrival: when it came, ps; None = nobody said.
         deadline: when it is no longer wanted if it has not been placed, ps; None = never.
         replica: name of the one that has it; "" = it waits at the router.
         begun: its client has got the first token: it cannot be tried elsewhere any more.
         tried: replicas that have failed it.
+        arrival: when it came, ps; None = nobody said.
     """
 
     id: str
@@ -28,8 +28,8 @@ class RoutedRequest(msgspec.Struct, gc=False):
     names: Sequence[bytes] = ()
     block_tokens: int = 0
     session: str = ""
-    arrival: int | None = None
     deadline: int | None = None
     replica: str = ""
     begun: bool = False
     tried: tuple[str, ...] = ()
+    arrival: int | None = None

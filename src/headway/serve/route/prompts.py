@@ -47,7 +47,7 @@ class PromptNames:
         tokens = max(1, len(text) * BLOCK_TOKENS // BLOCK_BYTES)
         named = (fields.get(name) for name in SESSIONS)
         session = session or next((one for one in named if isinstance(one, str)), "")
-        return RoutedRequest(id, tokens, names, BLOCK_TOKENS, session, deadline)
+        return RoutedRequest(id, tokens, names, BLOCK_TOKENS, session=session, deadline=deadline)
 
 
 def _fields(body: bytes) -> Mapping[str, Any]:
