@@ -93,8 +93,9 @@ HW_INLINE void add_group(float (&sums)[ROWS][TILE], const uint8_t*& w, int input
   if constexpr (INPUTS > 0) inputs = INPUTS;
   const uint16_t* by = reinterpret_cast<const uint16_t*>(w);
   const uint8_t* codes = w + (MIN ? 4 : 2) * TILE;
-  w = codes + (size_t)inputs * bytes(CODES);
-  for (const uint8_t* line = codes; line < w; line += 128) fetch_ahead(line, s);
+  const uint8_t* const end = codes + (size_t)inputs * bytes(CODES);
+  for (; w < end; w += 128) fetch_ahead(w, s);
+  w = end;
 #pragma GCC unroll 1
   for (int v = 0; v < TILE / Simd::W; v += V) {
     asm volatile("" : : : "memory");  // what all parts read is not to be kept: there are no registers for it
