@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import shlex
 from pathlib import Path
@@ -186,6 +187,17 @@ def test_latent_attention_is_also_tried_data_parallel() -> None:
     flags = next(row.flags for row in answer.deployments if row.attention_dp == 8)
     assert "--enable-dp-attention" in flags["sglang"] and "--data-parallel-size 8" in flags["vllm"]
     assert "--enable-expert-parallel" in flags["vllm"]
+
+
+def test_a_step_of_all_ranks_takes_the_tokens_that_were_planned() -> None:
+    """vLLM's limits are those of one data-parallel rank, SGLang's those of the replica."""
+    answer = ranked(Wanted((H200,), degrees=(8,), split=False), target=Target(), model="deepseek-v3")
+    for row in answer.deployments:
+        limits = {engine: dict(itertools.pairwise(shlex.split(line))) for engine, line in row.flags.items()}
+        each = int(limits["vllm"]["--max-num-batched-tokens"])
+        assert 0 <= each * row.attention_dp - max(row.chunk, row.rows) < row.attention_dp
+        assert each >= int(limits["vllm"]["--max-num-seqs"])
+        assert int(limits["sglang"]["--chunked-prefill-size"]) == row.chunk
 
 
 def test_a_loaded_replica_obeys_little_and_slows_with_load() -> None:

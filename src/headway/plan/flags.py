@@ -40,8 +40,8 @@ def engine_flags(model: str, shape: ModelShape, row: Offer, kv: str | None, engi
 
 
 def _vllm(name: str, shape: ModelShape, row: Offer, kv: str | None, way: Workers) -> str:
-    """vLLM counts sequences and tensor-parallel GPUs per data-parallel rank. Replicas of several nodes are started on
-    each, with its own NODE_RANK and the first one's address in HEAD."""
+    """vLLM counts sequences, a step's tokens and tensor-parallel GPUs per data-parallel rank. Replicas of several nodes
+    are started on each, with its own NODE_RANK and the first one's address in HEAD."""
     ranks, each = way.attention_dp, way.attention_dp // way.nodes
     nodes = [f"--nnodes {way.nodes}", "--node-rank $NODE_RANK", "--master-addr $HEAD"] if way.nodes > 1 else []
     if way.nodes > 1 and ranks > 1:
@@ -53,7 +53,7 @@ def _vllm(name: str, shape: ModelShape, row: Offer, kv: str | None, way: Workers
         *([f"--data-parallel-size {ranks}"] if ranks > 1 else []),
         *(["--enable-expert-parallel"] if way.expert_parallel > 1 else []), *nodes,
         f"--max-num-seqs {ceil(row.rows / ranks)}",
-        f"--max-num-batched-tokens {max(row.chunk, row.rows)}", f"--max-model-len {row.max_model_len}",
+        f"--max-num-batched-tokens {ceil(max(row.chunk, row.rows) / ranks)}", f"--max-model-len {row.max_model_len}",
         f"--gpu-memory-utilization {UTILISATION}", "--enable-prefix-caching",
         *(["--kv-cache-dtype fp8"] if kv == "fp8" else []), *_requantised(shape, row.precision),
     ])  # fmt: skip
@@ -76,7 +76,9 @@ def _sglang(name: str, shape: ModelShape, row: Offer, kv: str | None, way: Worke
 
 
 def _trtllm(name: str, shape: ModelShape, row: Offer, kv: str | None) -> str:
-    """TensorRT-LLM counts sequences per data-parallel rank, and reads the rest from a file of settings."""
+    """TensorRT-LLM counts sequences per data-parallel rank, and reads the rest from a file of settings. A step's tokens
+    it counts per rank too, but they are not divided here: without chunked context a prompt has to fit into one step of
+    its rank whole."""
     ranks = row.attention_dp
     pools = {"decode": Workers(row.hardware, row.gpus, ranks, row.expert_parallel, row.pipeline, row.nodes)}
     if row.prefill is not None:
