@@ -74,6 +74,15 @@ def test_a_windows_pool_holds_the_windows_of_all_rows_and_no_more() -> None:
     assert made.cache == sum(made.blocks) * BLOCK
 
 
+def test_windows_that_take_no_more_than_they_need_leave_the_rest_to_the_context() -> None:
+    """Rows that share the new tokens of a step do not each hold all of them beside their window."""
+    wanted = {"groups": (GROUP, WINDOW), "max_rows": 32, "max_len": 8192, "kv_cache_gib": 0.1}
+    equal, least = plan(**wanted), plan(**wanted, least_windows=True)
+    needed = 31 * (-(-255 // 32) + 2) + -(-(255 + 512) // 32) + 1  # 31 rows decode, one computes a prompt
+    assert equal.blocks[0] == equal.blocks[1] and needed <= least.blocks[1] < equal.blocks[1]
+    assert least.blocks[0] > equal.blocks[0] and least.longest == equal.longest == 8192
+
+
 @given(gib=st.floats(0.01, 4), rows=st.integers(1, 64), length=st.integers(1, 100_000), window=st.integers(1, 9000))
 def test_pools_fill_the_wanted_cache_but_never_exceed_it(gib: float, rows: int, length: int, window: int) -> None:
     groups = (GROUP, msgspec.structs.replace(WINDOW, window=window))

@@ -18,6 +18,7 @@ from headway.roofline.served import Corrected
 from headway.roofline.step import decode_step, mixed_step, prefill_step
 from headway.roofline.work import Layout
 from headway.shape.catalogue import find_model
+from headway.simulate.deploy import EngineSetup, deployed
 from headway.simulate.staged import planned_steps, play_replica
 
 SHAPE, H100 = find_model("llama-3.1-8b"), find_hardware("h100")
@@ -93,3 +94,14 @@ def test_a_device_without_known_steps_is_refused() -> None:
     planned = served(SHAPE, box, "vllm", "bf16", 1, 1, 100, 50, None, Layout(1))
     with pytest.raises(BadInput, match="no step times are known of box"):
         play_replica(planned, None, **ALONE)
+
+
+@pytest.mark.parametrize(("model", "device"), [("gpt-oss-120b", "rtx-pro-6000"), ("gpt-oss-20b", "h100-sxm")])
+def test_a_replica_with_windows_holds_the_sequences_that_were_planned(model: str, device: str) -> None:
+    """Pools of equal size leave half of the memory to windows that never fill it, and requests wait for the rest."""
+    planned = served(find_model(model), find_hardware(device), "vllm", "mxfp4", 1, 1, 2000, 500)
+    rows = round(planned.capacity)
+    setup = EngineSetup(max_rows=rows, max_step_tokens=8192, max_model_len=5120, prefix_cache=False)
+    limits = deployed(planned.stored, planned.hardware, 1, setup).limits
+    blocks = [size for size, window in zip(limits.blocks, limits.windows, strict=True) if window is None]
+    assert min(blocks) * limits.block_size / (2000 + 0.6 * 500) >= 0.9 * rows

@@ -145,12 +145,15 @@ def cut_pools(
     max_len: int,
     step_tokens: int,
     kv_cache_gib: float | None = None,
+    least_windows: bool = False,
 ) -> MemoryPlan:
     """The plan with its cache cut into one pool per KV group. Without `kv_cache_gib` the cache is what `max_rows` rows
     at full context hold, but at most a quarter of the room. A window's pool is no larger than those rows ever need.
 
     Args:
         block_bytes: of one block of each group, as the backend allocates it.
+        least_windows: a window's pool is no larger than rows need that share the new tokens of a step, as where pools
+            lend each other their blocks: the rest is for the groups that grow with the context.
 
     Raises:
         BadInput: the wanted cache does not fit, or not even two blocks do.
@@ -160,6 +163,10 @@ def cut_pools(
         raise BadInput("--kv-cache-gib", f"{kv_cache_gib:g} does not fit: {plan.spent()}")
     one_row = [blocks_held(max_len, group.window, block_size, step_tokens) for group in groups]
     most = [min(max_rows * (blocks + 1), MOST_BLOCKS) for blocks in one_row]
+    if least_windows:  # of each row its window, not aligned, a block of it begun and one of headroom
+        shared = ceil(step_tokens / block_size)
+        seen = [ceil(group.window / block_size) if group.window else UNBOUNDED for group in groups]
+        most = [min(limit, max_rows * (window + 3) + shared) for limit, window in zip(most, seen, strict=True)]
     if kv_cache_gib is not None:  # prefixes may fill the rest
         room = kv_cache_gib * GIB
         most = [blocks if group.window else UNBOUNDED for group, blocks in zip(groups, most, strict=True)]

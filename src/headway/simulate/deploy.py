@@ -174,7 +174,7 @@ def _memory(priced: Replica, setup: EngineSetup, rows: int, tokens: int, longest
             raise BadInput("--hardware", f"{shape.name} does not fit: {plan.spent()}; more GPUs (--tp) share it")
     return cut_pools(
         plan, shape.groups, each, block_size=size, max_rows=rows, max_len=longest, step_tokens=tokens,
-        kv_cache_gib=wanted,
+        kv_cache_gib=wanted, least_windows=priced.hardware.kind != "cpu",
     )  # fmt: skip
 
 
