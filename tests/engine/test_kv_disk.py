@@ -98,7 +98,7 @@ def answer(loop: EngineLoop, prompt: tuple[int, ...] = PROMPT, **submit) -> tupl
 
 def settled(loop: EngineLoop) -> None:
     """All that is to be written is."""
-    while loop._tier._waiting:  # type: ignore[union-attr]
+    while loop._connector._waiting:  # type: ignore[union-attr]
         pass
 
 

@@ -107,7 +107,7 @@ class TinyModel:
             VOCAB,
             eos_ids=eos_ids,
             grammars=grammars,
-            tier=disk and DiskTier(*disk, scheduler, self.backend, clock.now, log),
+            connector=disk and DiskTier(*disk, scheduler, self.backend, clock.now, log),
         )
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from headway.cache.hashing import BlockHasher
 from headway.cache.pool import BlockCounter, BlockPool
-from headway.cache.tier import Reach, Tier, TierKey
+from headway.cache.tier import Holder, Reach, Tier, TierKey
 from headway.core.step import Capabilities, blocks_held
 
 
@@ -122,11 +122,13 @@ class KVCache:
         ]
         return Hit(length, first, tuple(blocks))
 
-    def reach(self, names: Sequence[bytes]) -> Reach:
-        """The longest prefix that memory and tier hold together, and memory has room for. Takes nothing."""
-        if self.tier is None:
+    def reach(self, names: Sequence[bytes], other: Holder | None = None) -> Reach:
+        """The longest prefix that memory and another holder of blocks have together, and memory has room for. Takes
+        nothing. other: None = the tier, if there is one."""
+        other = self.tier if other is None else other
+        if other is None:
             return Reach(0, [], 0)
-        homes = [_Either(pool.by_name, self.tier, group) for group, pool in enumerate(self.pools)]
+        homes = [_Either(pool.by_name, other, group) for group, pool in enumerate(self.pools)]
         room = min(
             (_room(pool, names) for pool, window in zip(self.pools, self.windows, strict=True) if window is None),
             default=len(names),
@@ -141,7 +143,7 @@ class KVCache:
             for group, pool in enumerate(self.pools)
             if index >= first[group] and names[index] not in pool.by_name
         ]
-        return Reach(length, loads, sum(self.tier.size(TierKey(names[index], group)) for group, index in loads))
+        return Reach(length, loads, sum(other.size(TierKey(names[index], group)) for group, index in loads))
 
     def _longest(self, names: Sequence[bytes], homes: Sequence[Container[bytes]]) -> int:
         """Length of the longest prefix whose needed blocks are all in the home of their group."""
@@ -205,15 +207,15 @@ class KVCache:
 
 
 class _Either:
-    """The names of a group that lead to a block in memory or in the tier."""
+    """The names of a group that lead to a block in memory or at another holder."""
 
-    __slots__ = ("_by_name", "_group", "_tier")
+    __slots__ = ("_by_name", "_group", "_other")
 
-    def __init__(self, by_name: dict[bytes, int], tier: Tier, group: int) -> None:
-        self._by_name, self._tier, self._group = by_name, tier, group
+    def __init__(self, by_name: dict[bytes, int], other: Holder, group: int) -> None:
+        self._by_name, self._other, self._group = by_name, other, group
 
     def __contains__(self, name: object) -> bool:
-        return name in self._by_name or (name, self._group) in self._tier
+        return name in self._by_name or (name, self._group) in self._other
 
 
 def _room(pool: BlockPool, names: Sequence[bytes]) -> int:

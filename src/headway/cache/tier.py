@@ -9,7 +9,7 @@ Where the bytes are, and how they get there, is the engine's affair. The least r
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 SPEED = 200e6  # bytes per second that loading is taken to make before any was measured
 RECENT = 8  # loads that the measured speed is a mean of
@@ -20,6 +20,16 @@ class TierKey(NamedTuple):
 
     name: bytes
     group: int
+
+
+class Holder(Protocol):
+    """Who else may have a block: the tier, or another engine."""
+
+    def __contains__(self, key: object) -> bool: ...
+
+    def size(self, key: TierKey) -> int:
+        """Bytes of a block that it has."""
+        ...
 
 
 class Tier:
@@ -81,10 +91,10 @@ class Tier:
 
 
 class Reach:
-    """A prefix that memory and tier hold together.
+    """A prefix that memory and another holder have together.
 
     Attributes:
-        length: blocks of the sequence. loads: (group, index of a block) that only the tier has, the first ones first.
+        length: blocks of the sequence. loads: (group, index of a block) that only the other has, the first ones first.
         bytes: of these.
     """
 

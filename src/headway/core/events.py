@@ -88,23 +88,27 @@ class Admitted(Event, frozen=True, kw_only=True, tag="admitted"):
 
 
 class BlocksAwaited(Event, frozen=True, kw_only=True, tag="blocks_awaited"):
-    """A request that was just queued waits until blocks of its prompt are back from the cache's second tier.
+    """A request that was just queued waits for blocks of its prompt, from the cache's second tier or another engine.
 
     Attributes:
         blocks: which, (KV group, index in the prompt) each.
+        remote: from another engine.
     """
 
     id: str
     blocks: tuple[tuple[Count, Count], ...]
+    remote: bool = False
 
 
 class BlocksLoaded(Event, frozen=True, kw_only=True, tag="blocks_loaded"):
-    """Blocks came back for a request, into the cache; nobody owns them yet.
+    """Blocks came for a request, into the cache; nobody owns them yet.
 
     Attributes:
         blocks: which, as in `BlocksAwaited`.
         bytes: of them. seconds: that it took.
-        last: the request waits no longer, whether or not all are there. failed: because one was missing or damaged.
+        last: the request waits no longer, whether or not all are there. failed: because one was missing, damaged, or
+            late.
+        remote: from another engine. recomputed: prompt tokens that did not come from there, and are computed here.
     """
 
     id: str
@@ -113,6 +117,22 @@ class BlocksLoaded(Event, frozen=True, kw_only=True, tag="blocks_loaded"):
     seconds: float = 0.0
     last: bool = False
     failed: bool = False
+    remote: bool = False
+    recomputed: Count = 0
+
+
+class BlocksSent(Event, frozen=True, kw_only=True, tag="blocks_sent"):
+    """Another engine has got what it asked for of a prompt, or has not.
+
+    Attributes:
+        blocks, bytes: that went to it. seconds: from its asking to the last of them.
+        problem: why it did not get all; "" = it did.
+    """
+
+    blocks: Count = 0
+    bytes: Count = 0
+    seconds: float = 0.0
+    problem: str = ""
 
 
 class BlocksSaved(Event, frozen=True, kw_only=True, tag="blocks_saved"):
@@ -249,6 +269,7 @@ AnyEvent = (
     | BlocksAwaited
     | BlocksLoaded
     | BlocksSaved
+    | BlocksSent
     | Admitted
     | FirstToken
     | Preempted

@@ -262,6 +262,7 @@ class Request:
         "preemptions",
         "priority",
         "prompt_len",
+        "remote",
         "request_id",
         "stop_ids",
         "tenant",
@@ -284,6 +285,7 @@ class Request:
         adapter: str = "",
         choice: int = 0,
         parent: str | None = None,
+        remote: bool = False,
     ) -> None:
         self.id = id
         self.tokens = list(tokens)
@@ -304,6 +306,7 @@ class Request:
         self.tenant = tenant
         self.namespace = tenant if namespace is None else namespace
         self.adapter = adapter
+        self.remote = remote
         self.preemptions = 0
         self.cached = 0
         self.finish: Finish | None = None

@@ -148,7 +148,7 @@ def build_engine(
         grammars=grammars,
         regimes=watch,
         pooling=model.info.pooling,
-        tier=disk,
+        connector=disk,
     )
     resources.callback(loop.close)
     for name, path in options.loras.items():

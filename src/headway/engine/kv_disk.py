@@ -24,8 +24,10 @@ import numpy as np
 from headway.cache.tier import Tier, TierKey
 from headway.core.errors import BadInput
 from headway.core.events import BlocksLoaded, BlocksSaved, EventLog
+from headway.core.request import Request
 from headway.engine.ipc import SAVE_SECONDS
 from headway.engine.kv_files import BlockFiles, Damaged
+from headway.engine.messages import Submit
 from headway.engine.options import EngineOptions
 from headway.model.load import OpenModel
 from headway.ops.protocol import Backend, CacheLayout
@@ -96,6 +98,12 @@ class DiskTier:
         self._lock = threading.Lock()  # of what is pending
         self._writer = threading.Thread(target=self._write, name="kv-disk", daemon=True)
         self._writer.start()
+
+    def order(self, message: Submit) -> Submit:
+        return message
+
+    def added(self, message: Submit, request: Request) -> None:
+        """Nothing is known here of a request before it waits."""
 
     def turn(self) -> None:
         """Between two steps: go on loading."""

@@ -25,8 +25,8 @@ from headway.core.pooling import GENERATES, PoolingConfig, check_use
 from headway.core.receipts import Receipts
 from headway.core.request import Finish, Request, SamplingParams
 from headway.core.step import StepPlan, StepResult
-from headway.engine.kv_disk import DiskTier
-from headway.engine.messages import Cancel, Delta, Explain, Refusal, Submit
+from headway.engine.connector import KVConnector
+from headway.engine.messages import TRANSFER_HEADER, Cancel, Delta, Explain, Refusal, Submit
 from headway.engine.picture import Picture, picture
 from headway.engine.regimes import RegimeWatch
 from headway.executor.adapters import AdapterTable
@@ -54,7 +54,7 @@ class EngineLoop:
         grammars: those that requests are bound to; None = the engine takes none.
         pooling: what the model makes of whole texts.
         regimes: the fold that knows the machine's regime; None = steps are predicted by one model.
-        tier: the prefix cache's second one; None = evicted prefixes are forgotten.
+        connector: brings and gives blocks of the cache; None = evicted prefixes are forgotten, all are computed here.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EngineLoop:
         grammars: Grammars | None = None,
         regimes: RegimeWatch | None = None,
         pooling: PoolingConfig = GENERATES,
-        tier: DiskTier | None = None,
+        connector: KVConnector | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -80,7 +80,7 @@ class EngineLoop:
         self._receipts = receipts
         self.grammars = grammars
         self._regimes = regimes
-        self._tier = tier
+        self._connector = connector
         self._pooling = pooling
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
@@ -105,9 +105,14 @@ class EngineLoop:
     def submit(self, message: Submit) -> Refusal | None:
         """Accept a request, or say at once why not. One with a grammar waits here until that is compiled."""
         try:
+            message = message if self._connector is None else self._connector.order(message)
+            if message.transfer:
+                raise BadInput(TRANSFER_HEADER, "this server is in no pool; --role and --kv-secret-file put it in one")
             grammar = self._grammar(message.params)
             request = self._request(message)
             choices = self.scheduler.add(request)
+            if self._connector is not None:
+                self._connector.added(message, request)
         except HeadwayError as error:
             if isinstance(error, Rejected):
                 return Refusal(message.id, str(error), error.reason.code, error.status, error.retry_after)
@@ -169,6 +174,7 @@ class EngineLoop:
             tenant=message.tenant,
             namespace=message.namespace,
             adapter=adapter,
+            remote=message.remote,
         )
 
     def cancel(self, message: Cancel) -> None:
@@ -226,8 +232,8 @@ class EngineLoop:
             raise EngineDead(f"the last {self._failures} steps all failed; the log has their tracebacks")
         if self._regimes is not None and not self._plans and (news := self._regimes.news(self.clock.now())) is not None:
             self.scheduler.enter_regime(news)
-        if self._tier is not None:
-            self._tier.turn()
+        if self._connector is not None:
+            self._connector.turn()
         failure = self._hand_out()
         if not self._plans:
             none = StepResult(step=-1)
@@ -240,6 +246,7 @@ class EngineLoop:
         emissions = self.scheduler.commit(result, self.clock.now())
         if broken:
             self.scheduler.executor_reset(self.clock.now())
+        self._save()
         now = self.clock.now()
         deltas = [self._delta(emission, result, texts.get(emission.request.id, ""), now) for emission in emissions]
         if self.adapters is not None and self.adapters.leaving:
@@ -252,8 +259,7 @@ class EngineLoop:
         while len(self._plans) < self.scheduler.limits.max_in_flight:
             begin = self.clock.now()
             plan = self.scheduler.plan(begin)
-            if self._tier is not None:
-                self._tier.save()
+            self._save()
             self._unreported += self.clock.now() - begin
             if plan.empty:
                 break
@@ -263,6 +269,11 @@ class EngineLoop:
             except Exception as error:
                 return error
         return None
+
+    def _save(self) -> None:
+        """Let go what leaves the cache, while it is there."""
+        if self._connector is not None:
+            self._connector.save()
 
     def _collect(self, failure: Exception | None) -> tuple[StepResult, bool]:
         """(the result of the oldest plan, whether the executor broke). Whatever broke, it costs this step's rows, not
@@ -329,8 +340,8 @@ class EngineLoop:
         )
 
     def close(self) -> None:
-        if self._tier is not None:
-            self._tier.close()
+        if self._connector is not None:
+            self._connector.close()
         self.executor.close()
         if self.grammars is not None:
             self.grammars.close()

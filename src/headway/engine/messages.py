@@ -9,6 +9,9 @@ from headway.core.request import Finish, SamplingParams
 from headway.core.step import TokenLogprobs
 
 
+TRANSFER_HEADER = "x-headway-kv"
+
+
 class Submit(msgspec.Struct, frozen=True, tag=True):
     """Generate from `tokens`.
 
@@ -18,6 +21,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
         deadline: seconds after arrival at which it is aborted, above 0; None = never.
         adapter: the name of a LoRA adapter that is loaded; "" = none.
         namespace: of the cache, which requests of others do not share; None = the tenant.
+        transfer: what a router says of the prompt's way between pools, as it signs it; "" = it has none.
+        remote: another engine sends blocks of the prompt; found in `transfer`.
     """
 
     id: str
@@ -29,6 +34,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     tenant: str = ""
     adapter: str = ""
     namespace: str | None = None
+    transfer: str = ""
+    remote: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
