@@ -12,10 +12,12 @@ from headway.core.clock import VirtualClock
 from headway.core.events import EventLog
 from headway.core.request import SamplingParams
 from headway.core.step import Capabilities
+from headway.engine.connector import Connectors, KVConnector
 from headway.engine.kv_disk import DiskTier
 from headway.engine.kv_files import BlockFiles
 from headway.engine.loop import EngineLoop
 from headway.engine.messages import Delta, Refusal, Submit
+from headway.engine.transfer.peers import PeerConnector, PeerSetup
 from headway.executor.draft import ModelProposer
 from headway.executor.grammars import Grammars
 from headway.executor.model import ModelExecutor
@@ -84,6 +86,7 @@ class TinyModel:
         draft: TinyModel | None = None,
         mode: str = "coupled",
         disk: tuple[BlockFiles, Tier] | None = None,
+        peers: PeerSetup | None = None,
         **options: Any,
     ) -> EngineLoop:
         limits = Capabilities(
@@ -98,8 +101,14 @@ class TinyModel:
         if draft is not None:
             proposer = ModelProposer(draft.backend, draft._forward, draft.groups, limits, 0, 256, mode)
         log, clock = log or EventLog(), VirtualClock()
-        key = b"test" * 8 if disk is None else disk[0].key
+        key = peers.key if peers else disk[0].key if disk else b"test" * 8
         scheduler = Scheduler(limits, key=key, log=log, verify=True, tier=disk and disk[1], **options)
+        connectors: list[KVConnector] = []
+        if disk is not None:
+            connectors.append(DiskTier(*disk, scheduler, self.backend, clock.now, log))
+        if peers is not None:
+            evicted = connectors[0].save if connectors else lambda: None
+            connectors.append(PeerConnector(peers, scheduler, self.backend, clock.now, log, evicted))
         return EngineLoop(
             scheduler,
             ModelExecutor(self.backend, self._forward, self.groups, limits, None, grammars, proposer, mode),
@@ -107,7 +116,7 @@ class TinyModel:
             VOCAB,
             eos_ids=eos_ids,
             grammars=grammars,
-            connector=disk and DiskTier(*disk, scheduler, self.backend, clock.now, log),
+            connector=Connectors(*connectors) if len(connectors) > 1 else connectors[0] if connectors else None,
         )
 
 

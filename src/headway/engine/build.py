@@ -19,6 +19,7 @@ from headway.core.events import EventLog, Fold, Header
 from headway.core.receipts import Receipts
 from headway.core.step import Capabilities
 from headway.engine.backends import backend_of, choose_backend
+from headway.engine.connector import KVConnector
 from headway.engine.draft_model import PROPOSERS, DraftModel, load_draft
 from headway.engine.engine import Engine
 from headway.engine.event_file import EventWriter
@@ -27,6 +28,7 @@ from headway.engine.limits import plan_limits
 from headway.engine.loop import EngineLoop
 from headway.engine.machine import free_memory, wall_clock
 from headway.engine.options import EngineOptions
+from headway.engine.pools import peer_setup, with_peers
 from headway.engine.profile import held_formats, saved_profile, step_time
 from headway.engine.regimes import RegimeWatch, nearest
 from headway.engine.warmup import Pacing, pace
@@ -126,16 +128,22 @@ def build_engine(
         measured = msgspec.to_builtins(profile) if known else {"costs": msgspec.to_builtins(pacing.costs)}
         header = _header(options, limits, pacing, measured, regime, config, drafter)
         log.subscribe(resources.enter_context(make_writer(Path(options.event_log), header)))
+    layout = CacheLayout(model.shape.groups, limits.blocks, limits.block_size)
+    peers = peer_setup(opened, options, backend, layout)
     files = tier = None
     if options.kv_disk is not None:
-        layout = CacheLayout(model.shape.groups, limits.blocks, limits.block_size)
-        files, tier = open_disk(opened, options, backend, layout)
+        files, tier = open_disk(opened, options, backend, layout, b"" if peers is None else peers.key)
         resources.callback(files.close)
-    key = secrets.token_bytes(32) if files is None else files.key
+    key = peers.key if peers is not None else secrets.token_bytes(32) if files is None else files.key
     clock = wall_clock()
     models = [one.model for one in seen]
     scheduler = _scheduler(options, limits, pacing, steps, models, regime, log, drafter, key, tier)
-    disk = None if files is None or tier is None else DiskTier(files, tier, scheduler, backend, clock.now, log)
+    connector: KVConnector | None = None
+    address = ""
+    if files is not None and tier is not None:
+        connector = DiskTier(files, tier, scheduler, backend, clock.now, log)
+    if peers is not None:
+        connector, address = with_peers(connector, peers, scheduler, backend, clock.now, log)
     loop = EngineLoop(
         scheduler=scheduler,
         executor=executor,
@@ -148,12 +156,12 @@ def build_engine(
         grammars=grammars,
         regimes=watch,
         pooling=model.info.pooling,
-        connector=disk,
+        connector=connector,
     )
     resources.callback(loop.close)
     for name, path in options.loras.items():
         loop.load_adapter(name, Path(path))
-    return Engine(options, model, tokenizer, backend, threads, memory, loop, resources, pacing, timing)
+    return Engine(options, model, tokenizer, backend, threads, memory, loop, resources, pacing, timing, address)
 
 
 def _draft(

@@ -1,10 +1,10 @@
 """The engine's half of a KV connector: it has the bytes of cache blocks brought in and given away.
 
-    scheduling.loading     which blocks of a prompt are to come, and who waits for them      (the scheduler's half)
-    KVConnector            reads and writes them between two steps                           (this half)
+scheduling.loading     which blocks of a prompt are to come, and who waits for them      (the scheduler's half)
+KVConnector            reads and writes them between two steps                           (this half)
 
-    kv_disk.DiskTier       a tier of the prefix cache on disk: gives what is evicted, brings what comes back
-    transfer.peers         other engines: gives prompts that are computed for them, brings those computed elsewhere
+kv_disk.DiskTier       a tier of the prefix cache on disk: gives what is evicted, brings what comes back
+transfer.peers         other engines: gives prompts that are computed for them, brings those computed elsewhere
 """
 
 from __future__ import annotations

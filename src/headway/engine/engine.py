@@ -43,6 +43,7 @@ class Engine:
         loop: the engine loop; `loop.submit`, `loop.cancel`, `loop.turn`.
         pacing: how large its steps are to be.
         timing: what the saved profile of this machine says of its steps; None without one.
+        kv_address: "HOST:PORT" where engines of its pool fetch blocks; "" = nowhere.
     """
 
     def __init__(
@@ -57,10 +58,12 @@ class Engine:
         resources: ExitStack,
         pacing: Pacing,
         timing: Timing | None = None,
+        kv_address: str = "",
     ) -> None:
         self.options = options
         self.pacing = pacing
         self.timing = timing
+        self.kv_address = kv_address
         self.info: ModelInfo = model.info
         self.shape = model.shape
         self.default_params = default_params(options, model.info)
@@ -89,7 +92,7 @@ class Engine:
         }
         times = predicted.get(self.step_times) or (self.timing.text() if self.timing else "")
         own = [("step times", times), ("steps", self.pacing.text)]
-        own += [*self.disk_lines(), *self.draft_lines()]
+        own += [*self.disk_lines(), *self.pool_lines(), *self.draft_lines()]
         return [*self.memory.lines(), *own, *self.sampling_lines(), *self.adapter_lines()]
 
     def disk_lines(self) -> list[tuple[str, str]]:
@@ -99,6 +102,13 @@ class Engine:
             return []
         held = tier.blocks * self.options.block_size // len(self.shape.groups)
         return [("cache on disk", f"{held} tokens, {tier.bytes / GIB:.2f} of {tier.limit / GIB:g} GiB")]
+
+    def pool_lines(self) -> list[tuple[str, str]]:
+        """Its place among other engines."""
+        if self.options.kv_secret_file is None:
+            return []
+        gives = f"gives blocks at {self.kv_address}" if self.kv_address else "fetches blocks"
+        return [("pool", f"{self.options.role}; {gives}")]
 
     def draft_lines(self) -> list[tuple[str, str]]:
         """Who proposes drafts, and how they are verified."""

@@ -78,6 +78,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
         priorities: whether its policy has classes of requests, so that they may name theirs.
         caution: why its answers are not the model's, for the usage of each; "" = they are.
         pooling: what the model makes of whole texts.
+        role: in its pool. kv_address: where others fetch blocks; "" = nowhere.
     """
 
     model: str
@@ -93,6 +94,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     priorities: bool = False
     caution: str = ""
     pooling: PoolingConfig = GENERATES
+    role: str = "both"
+    kv_address: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -46,16 +47,17 @@ Job = tuple[str, TierKey, int, np.ndarray | None]  # "write", "use" or "remove";
 
 
 def open_disk(
-    model: OpenModel, options: EngineOptions, backend: Backend, layout: CacheLayout
+    model: OpenModel, options: EngineOptions, backend: Backend, layout: CacheLayout, names: bytes = b""
 ) -> tuple[BlockFiles, Tier]:
     """The blocks on disk that are this model's, as this backend computes them; those of others take room until it is
-    needed.
+    needed. names: secret of the blocks' names, if that is not the folder's.
 
     Raises:
         BadInput: the folder cannot be used.
     """
     how = options.weights, options.group, backend.name, backend.build, backend.kv_format
-    identity = repr((LAYOUT, model.identity(), *how, layout.block_size, layout.groups))
+    named = blake2b(names, digest_size=16).hexdigest() if names else ""
+    identity = repr((LAYOUT, model.identity(), *how, layout.block_size, layout.groups, *([named] if named else [])))
     sizes = [backend.block_bytes(group, layout.block_size) for group in layout.groups]
     folder = Path(options.kv_disk or "").expanduser()
     files = BlockFiles(folder, identity, sizes)

@@ -8,7 +8,6 @@ from headway.core.receipts import Receipt
 from headway.core.request import Finish, SamplingParams
 from headway.core.step import TokenLogprobs
 
-
 TRANSFER_HEADER = "x-headway-kv"
 
 

@@ -24,6 +24,9 @@ WEIGHTS, TEXT, CACHE = "Weights and kernels", "Text", "Memory and steps"
 QUEUE, ADAPTERS, LOG, DRAFTS = "Queue", "LoRA adapters", "Event log", "Speculation"
 
 
+ROLES = ("both", "prefill", "decode")
+
+
 class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Set-up of an engine. Every field has a default that serves.
 
@@ -174,6 +177,31 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             panel=CACHE,
         ),
     ] = None
+    role: Annotated[
+        str,
+        Option(
+            "prefill: computes prompts for other engines of its pool, which fetch their blocks; decode: fetches them; "
+            "both: either, with --kv-secret-file. A router decides which prompts go that way.",
+            ROLES,
+            panel=CACHE,
+        ),
+    ] = "both"
+    kv_secret_file: Annotated[
+        str | None,
+        Option(
+            "File with a secret of 16 bytes or more, the same for all engines of a pool and their router, that nobody "
+            "else can read. Default: the engine is in no pool.",
+            panel=CACHE,
+        ),
+    ] = None
+    kv_listen: Annotated[
+        str | None,
+        Option(
+            "HOST:PORT where engines of the pool fetch blocks; what is sent is not encrypted. Default: a free port of "
+            "127.0.0.1.",
+            panel=CACHE,
+        ),
+    ] = None
     policy: Annotated[
         str,
         Option(
@@ -271,6 +299,11 @@ class EngineOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise BadInput(flag, "an empty text; leave it out, or name what it takes")
         if self.kv_disk_gib is not None and self.kv_disk is None:
             raise BadInput("--kv-disk-gib", f"{self.kv_disk_gib:g} needs a folder: --kv-disk FOLDER")
+        if self.kv_secret_file is None and (self.role != "both" or self.kv_listen is not None):
+            flag, text = ("--kv-listen", self.kv_listen) if self.role == "both" else ("--role", self.role)
+            raise BadInput(flag, f"{text} needs the secret of a pool: --kv-secret-file FILE")
+        if self.kv_listen is not None and self.role == "decode":
+            raise BadInput("--kv-listen", "nobody fetches blocks from an engine with --role decode")
         if len(self.loras) > self.lora_room:
             raise BadInput("--max-loras", f"{self.lora_room} are fewer than the {len(self.loras)} that --lora names")
 

@@ -340,6 +340,8 @@ def start_engine(line: bytes) -> Loaded:
         priorities=options.policy == PRIORITY.name,
         caution=engine.caution,
         pooling=engine.info.pooling,
+        role=options.role,
+        kv_address=engine.kv_address,
     )
     chores = () if engine.loop.grammars is None else (engine.loop.grammars.warm,)
     return Loaded(ready, engine.loop, tray, status, engine.close, rotate, options.hang_seconds, settling, chores)

@@ -35,6 +35,8 @@ from headway.shape.model import ByPart, ModelShape
 from headway.text.source import TokenizerSource
 
 # Module of this package -> the architectures it understands, as folders and GGUF files name them.
+SAMPLED = 16  # bytes of a weight that `OpenModel.content` looks at
+
 _MODULES = {
     "llama": ("llama",),
     "cohere": ("cohere", "cohere2", "command-r"),
@@ -143,6 +145,17 @@ class OpenModel:
             digest.update(repr((name, weight.name, weight.shape, weight.format, origins)).encode())
             if not origins:
                 digest.update(weight.dequantise().tobytes())
+        return digest.hexdigest()
+
+    def content(self) -> str:
+        """The same for copies of the model's files, wherever they are: of how they are understood, and a few bytes of
+        every weight."""
+        digest = hashlib.blake2b(repr(self.info.config).encode(), digest_size=16)
+        for name, weight in self.decoder.weights.items():
+            digest.update(repr((name, weight.shape, weight.format)).encode())
+            data = weight.data
+            if isinstance(data, np.ndarray) and data.size:
+                digest.update(data.flat[np.linspace(0, data.size - 1, SAMPLED).astype(np.int64)].tobytes())
         return digest.hexdigest()
 
     def prepare(

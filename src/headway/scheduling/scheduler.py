@@ -139,6 +139,10 @@ class Scheduler:
         waited, or before that by the step-time model; 0 if nobody waits or nothing is known."""
         return self._forecast().wait()
 
+    def seconds_to_compute(self, tokens: int) -> float:
+        """Of so many prompt tokens with nothing else to do, as predicted; 0 if nothing is known."""
+        return self._forecast().by_model(tokens, decodes=False)
+
     def _forecast(self) -> Forecast:
         return Forecast(self.state, self.pace, self._budget, self._model, self.blocked)
 

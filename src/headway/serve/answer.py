@@ -21,7 +21,7 @@ from headway.core.errors import BadInput
 from headway.core.grammar import Grammar
 from headway.core.receipts import Receipt
 from headway.core.request import Finish, SamplingParams
-from headway.engine.messages import Delta, Refusal, Submit
+from headway.engine.messages import TRANSFER_HEADER, Delta, Refusal, Submit
 from headway.serve.choice import Choice, Gain, Prompt
 from headway.serve.conversation import AS_IT_DOES, AUTO, Message, Reasoning, Tool, ToolChoice
 from headway.serve.errors import ApiError
@@ -218,6 +218,16 @@ class Answer:
             problem = f"the answer could have {size >> 20} MiB, and {MAX_ANSWER_BYTES >> 20} are accepted"
             hint = "ask for fewer log-probabilities, choices or tokens" + ("" if stream else ", or stream it")
             raise BadInput("n" if params.logprobs is None else "logprobs", f"{problem}; {hint}")
+
+    def send_by(self, way: str) -> None:
+        """Let its prompt's blocks go to, or come from, another engine of the pool.
+
+        Raises:
+            BadInput: it has several prompts, and a ticket is for one.
+        """
+        if len(self.submits) != 1:
+            raise BadInput(TRANSFER_HEADER, f"it is for one prompt, and the request has {len(self.submits)}")
+        self.submits = [replace(self.submits[0], transfer=way)]
 
     def bind(self, grammar: Grammar) -> None:
         """Let its choices follow a grammar, in its compiled form."""

@@ -27,7 +27,7 @@ from headway.core.errors import BadInput, HeadwayError, shown
 from headway.core.grammar import Grammar
 from headway.engine.ipc import Explained
 from headway.engine.machine import wall_clock
-from headway.engine.messages import Explain
+from headway.engine.messages import TRANSFER_HEADER, Explain
 from headway.serve.answer import DEADLINE_HEADER, Answer, Query
 from headway.serve.auth import Keys, check_host, header
 from headway.serve.cors import Cors
@@ -152,6 +152,8 @@ class Api:
         async with self._budget.read(request) as raw:
             arrival = wall_clock().now()  # waiting for a thread and tokenising are part of a request's wait
             value = await self._pool.run(len(raw), work)
+        if isinstance(value, Answer) and (way := request.headers.get(TRANSFER_HEADER)) is not None:
+            value.send_by(way)
         if isinstance(value, Answer) and request.headers.get(RECEIPT_HEADER) == "1":
             value.itemise = partial(itemised, price=self._price)
         if isinstance(value, Answer) and self._tracer is not None:
@@ -268,7 +270,9 @@ class Api:
         living = [model for model in self.models if model.phase is not Phase.DEAD]
         for model in living or self.models:
             _ = model.reader
-        return _json({"status": "ready"})
+        said = [model.ready for model in self.models if model.ready is not None]
+        pool = {"role": said[0].role, "kv": said[0].kv_address} if len(said) == 1 else {}
+        return _json({"status": "ready", **pool})
 
     async def metrics(self, request: Request) -> Response:
         series = [*self._metrics.series(), *(one for model in self.models for one in model.series())]

@@ -152,6 +152,8 @@ class _Seen:
     prefix_hits: int = 0
     disk: Counter[str] = field(default_factory=Counter)  # what moved between the cache and its second tier
     disk_seconds: float = 0.0
+    pool: Counter[str] = field(default_factory=Counter)  # what came from other engines, and went to them
+    pool_seconds: float = 0.0
     predicted: int = 0
     recent_ratio: float = 1.0
     recent_error: float = 0.0
@@ -194,6 +196,7 @@ class Metrics:
             events.BlocksAwaited: self._loading,
             events.BlocksLoaded: self._loaded,
             events.BlocksSaved: self._saved,
+            events.BlocksSent: self._sent,
             Receipt: self._bill,
         }
 
@@ -253,9 +256,17 @@ class Metrics:
         self._seen.regime, self._seen.outside = event.regime, not event.inside
 
     def _loading(self, event: events.BlocksAwaited) -> None:
-        self._seen.disk["hits"] += 1
+        if event.remote:
+            self._seen.pool["transfers"] += 1
+        else:
+            self._seen.disk["hits"] += 1
 
     def _loaded(self, event: events.BlocksLoaded) -> None:
+        if event.remote:
+            came = {"bytes": event.bytes, "blocks": len(event.blocks), "failures": int(event.failed)}
+            self._seen.pool.update(came | {"recomputed": event.recomputed})
+            self._seen.pool_seconds += event.seconds
+            return
         moved = {"loaded": len(event.blocks), "loaded_bytes": event.bytes, "load_failures": int(event.failed)}
         self._seen.disk.update(moved)
         self._seen.disk_seconds += event.seconds
@@ -263,6 +274,10 @@ class Metrics:
     def _saved(self, event: events.BlocksSaved) -> None:
         moved = {"saved": event.blocks, "saved_bytes": event.bytes, "dropped": event.dropped, "failed": event.failed}
         self._seen.disk.update(moved)
+
+    def _sent(self, event: events.BlocksSent) -> None:
+        sent = {"sent": 1, "sent_blocks": event.blocks, "sent_bytes": event.bytes, "send_failures": bool(event.problem)}
+        self._seen.pool.update({name: int(value) for name, value in sent.items()})
 
     def _compare(self, ratio: float, steps: int) -> None:
         """A step took `ratio` times what was predicted. Weights fall off exponentially; at first it is a plain mean."""
@@ -307,6 +322,24 @@ class Metrics:
         info = f'{label},block_size="{status.block_size}",num_gpu_blocks="{status.blocks}",num_cpu_blocks="0"'
         yield Series("vllm:cache_config_info", "gauge", "The KV cache.", info, 1)
 
+    def _pool(self) -> Iterator[tuple[str, str, str, Any]]:
+        """Blocks that came from other engines, and went to them."""
+        pool, counter = self._seen.pool, "counter"
+        for name, text in (
+            ("transfers", "Prompts whose blocks were to come from another engine."),
+            ("blocks", "Blocks that came."),
+            ("bytes", "Bytes of them."),
+            ("failures", "Prompts of which not all came."),
+            ("recomputed", "Prompt tokens that did not come, and were computed here."),
+            ("sent", "Prompts that another engine asked for."),
+            ("sent_blocks", "Blocks that went to it."),
+            ("sent_bytes", "Bytes of them."),
+            ("send_failures", "Prompts of which not all went."),
+        ):
+            suffix = "_tokens" if name == "recomputed" else ""
+            yield f"kv_transfer_{name}{suffix}_total", counter, text, pool[name]
+        yield "kv_transfer_seconds_total", counter, "From asking to the last block that came.", self._seen.pool_seconds
+
     def _disk(self, status: Status) -> Iterator[tuple[str, str, str, Any]]:
         """The same of the cache's second tier."""
         disk = self._seen.disk
@@ -349,6 +382,8 @@ class Metrics:
         yield "prefix_cache_hits_total", counter, "Prompt tokens found in the cache.", seen.prefix_hits
         if status.disk_limit:
             yield from self._disk(status)
+        if self._seen.pool:
+            yield from self._pool()
         yield "preemptions_total", counter, "Requests whose blocks were taken back.", t.preemptions
         yield "preempted_tokens_total", counter, "Computed tokens lost by preemption.", t.wasted_tokens
         yield "proposed_tokens_total", counter, "Draft tokens proposed, verified or not.", t.proposed_tokens
