@@ -19,7 +19,7 @@ from headway.engine.transfer import take
 from headway.engine.transfer.outbox import Outbox
 from headway.engine.transfer.peers import PeerConnector, PeerSetup
 from headway.engine.transfer.ticket import Way, read, signed
-from headway.engine.transfer.wire import Broken, Kind, Wire, greet
+from headway.engine.transfer.wire import Broken, FrameKind, Wire, greet
 from headway.ops import native
 from headway.ops.native.backend import NativeBackend
 from headway.scheduling.budget import Budget
@@ -329,7 +329,7 @@ def test_a_changed_frame_ends_the_connection(place: int) -> None:
     thread.join()
     middle, end = socket.socketpair()
     asking._sock = middle
-    asking.send(Kind.ASK, b"x" * 60)
+    asking.send(FrameKind.ASK, b"x" * 60)
     middle.close()
     frame = bytearray(end.recv(4096))
     frame[place] ^= 1

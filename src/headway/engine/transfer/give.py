@@ -18,7 +18,7 @@ from headway.core.errors import BadInput
 from headway.engine.transfer.outbox import LEASE_SECONDS, Outbox
 from headway.engine.transfer.shared import SLOTS, SharedSlots
 from headway.engine.transfer.ticket import TICKET_BYTES
-from headway.engine.transfer.wire import MOST_CONTROL, Broken, Kind, Wire, greet
+from headway.engine.transfer.wire import MOST_CONTROL, Broken, FrameKind, Wire, greet
 
 BEAT_SECONDS = 0.5
 OPEN_SECONDS = 2.0  # within which the request of a ticket must have come, once somebody asks for it
@@ -85,7 +85,7 @@ class Giver:
             if self._outbox.claim(ticket, wanted):
                 self._give(wire, ticket, name, wanted)
             else:
-                wire.send(Kind.MISSING, b"the ticket was used already, or there are too many")
+                wire.send(FrameKind.MISSING, b"the ticket was used already, or there are too many")
             linger(wire)
         except (Broken, OSError) as error:
             logger.info("a connection for cache blocks ended: %s", error)
@@ -93,11 +93,11 @@ class Giver:
             self._open.discard(sock)
             sock.close()
 
-    def _asked(self, kind: Kind, payload: memoryview) -> tuple[bytes, str, list[TierKey]]:
+    def _asked(self, kind: FrameKind, payload: memoryview) -> tuple[bytes, str, list[TierKey]]:
         """Ticket, shared memory and blocks of the first frame."""
         data = bytes(payload)
         name, zero, keys = data[TICKET_BYTES:].partition(b"\0")
-        if kind is not Kind.ASK or not zero or len(keys) % KEY.size:
+        if kind is not FrameKind.ASK or not zero or len(keys) % KEY.size:
             raise Broken("it begins with something that is no question")
         wanted = [TierKey(named, group) for group, named in KEY.iter_unpack(keys)]
         if any(key.group >= len(self._sizes) for key in wanted):
@@ -160,14 +160,14 @@ class _Giving:
             if found is None and not self._outbox.opened(self._ticket) and now > self.begin + OPEN_SECONDS:
                 found = "its request has not come"
             if isinstance(found, str):
-                self._wire.send(Kind.MISSING, found.encode())
+                self._wire.send(FrameKind.MISSING, found.encode())
                 return found
             if found is not None:
                 self._send(*found)
             elif now > self._beaten + BEAT_SECONDS:
                 self._beaten = now
-                self._wire.send(Kind.BEAT)
-        self._wire.send(Kind.DONE)
+                self._wire.send(FrameKind.BEAT)
+        self._wire.send(FrameKind.DONE)
         return ""
 
     def _listen(self, seconds: float) -> None:
@@ -175,12 +175,12 @@ class _Giving:
             kind, payload = self._wire.receive()
             self._heard, seconds = time.monotonic(), 0.0
             self._outbox.renew(self._ticket)
-            if kind is Kind.FREE and len(payload) == 4:
+            if kind is FrameKind.FREE and len(payload) == 4:
                 slot = int.from_bytes(payload, "little")
                 if slot >= SLOTS or slot in self._free:
                     raise Broken("it gives back a slot that it does not have")
                 self._free.append(slot)
-            elif kind is not Kind.BEAT:
+            elif kind is not FrameKind.BEAT:
                 raise Broken("it says something that nobody asked for")
         if time.monotonic() > self._heard + LEASE_SECONDS:
             raise Broken("nothing was heard of it for the time of its lease")
@@ -188,10 +188,10 @@ class _Giving:
     def _send(self, key: TierKey, data: np.ndarray) -> None:
         head, body = KEY.pack(key.group, key.name), data.data
         if self._slots is None:
-            self._wire.send(Kind.BLOCK, head, body)
+            self._wire.send(FrameKind.BLOCK, head, body)
         else:
             slot = self._free.pop()
             self._slots.write(slot, body)
-            self._wire.send(Kind.SHARED, head, slot.to_bytes(4, "little"), self._wire.checksum(head, body))
+            self._wire.send(FrameKind.SHARED, head, slot.to_bytes(4, "little"), self._wire.checksum(head, body))
         self.blocks += 1
         self.bytes += data.nbytes

@@ -15,7 +15,7 @@ from headway.engine.transfer.give import BEAT_SECONDS, KEY
 from headway.engine.transfer.outbox import LEASE_SECONDS
 from headway.engine.transfer.shared import SharedSlots
 from headway.engine.transfer.ticket import Way, host_port
-from headway.engine.transfer.wire import MOST_CONTROL, Broken, Kind, Wire, greet
+from headway.engine.transfer.wire import MOST_CONTROL, Broken, FrameKind, Wire, greet
 
 CONNECT_SECONDS = 2.0
 MOST_AHEAD = 32 << 20  # bytes that were received and are not in the cache yet
@@ -88,7 +88,7 @@ class Pull:
                 sock.settimeout(LEASE_SECONDS)
                 name = b"" if slots is None else slots.name.encode()
                 keys = b"".join(KEY.pack(group, name) for group, name in self._index)
-                wire.send(Kind.ASK, self._way.ticket, name + b"\0", keys)
+                wire.send(FrameKind.ASK, self._way.ticket, name + b"\0", keys)
                 problem = self._receive(wire, slots)
         except Broken as error:
             problem = str(error)
@@ -108,7 +108,7 @@ class Pull:
         while True:
             if (now := time.monotonic()) > beaten + BEAT_SECONDS:
                 beaten = now
-                wire.send(Kind.BEAT)
+                wire.send(FrameKind.BEAT)
             if self._stopped:
                 return "it was given up"
             if not wire.waiting(BEAT_SECONDS / 2):
@@ -117,24 +117,24 @@ class Pull:
                 continue
             kind, payload = wire.receive()
             heard = time.monotonic()
-            if kind is Kind.DONE:
+            if kind is FrameKind.DONE:
                 return "" if not left else "it says that all was sent, and it was not"
-            if kind is Kind.MISSING:
+            if kind is FrameKind.MISSING:
                 return bytes(payload[:200]).decode(errors="replace")
-            if kind in (Kind.BLOCK, Kind.SHARED) and len(payload) >= KEY.size:
+            if kind in (FrameKind.BLOCK, FrameKind.SHARED) and len(payload) >= KEY.size:
                 group, name = KEY.unpack_from(payload)
                 if (group, name) not in left:
                     raise Broken("it sends a block that nobody asked for")
                 data = self._block(wire, kind, payload, self._sizes[group], slots)
                 self._keep(wire, group, left.pop((group, name)), data)
-            elif kind is not Kind.BEAT:
+            elif kind is not FrameKind.BEAT:
                 raise Broken("it says something that nobody asked for")
 
     def _block(
-        self, wire: Wire, kind: Kind, payload: memoryview, size: int, slots: SharedSlots | None
+        self, wire: Wire, kind: FrameKind, payload: memoryview, size: int, slots: SharedSlots | None
     ) -> np.ndarray:  # fmt: skip
         head, rest = payload[: KEY.size], payload[KEY.size :]
-        if kind is Kind.BLOCK:
+        if kind is FrameKind.BLOCK:
             data = np.frombuffer(rest, np.uint8)
         else:
             if slots is None or len(rest) != 20:
@@ -148,7 +148,7 @@ class Pull:
                 raise Broken("a block in shared memory is not what was sent")
             self.shared = True
             data = np.frombuffer(copy, np.uint8)
-            wire.send(Kind.FREE, slot.to_bytes(4, "little"))
+            wire.send(FrameKind.FREE, slot.to_bytes(4, "little"))
         if data.nbytes != size:
             raise Broken(f"a block has {data.nbytes} bytes, not {size}")
         return data
@@ -158,7 +158,7 @@ class Pull:
         with self._news:
             while self._ahead > MOST_AHEAD and not self._stopped:
                 self._news.wait(BEAT_SECONDS)
-                wire.send(Kind.BEAT)
+                wire.send(FrameKind.BEAT)
             self.arrived.append((group, index, data))
             self._ahead += data.nbytes
             self._news.notify_all()

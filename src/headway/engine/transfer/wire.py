@@ -35,7 +35,7 @@ class Broken(Exception):
     """The connection cannot be used any more. One sentence."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     ASK = 1  # ticket 16 | shared memory's name, or nothing, up to a zero byte | (group u32 | name 16) each
     BEAT = 2  # still here
     BLOCK = 3  # group u32 | name 16 | the block
@@ -62,7 +62,7 @@ class Wire:
         """Under the key of this connection."""
         return _sum(self._key, *parts)
 
-    def send(self, kind: Kind, *parts: bytes | memoryview) -> None:
+    def send(self, kind: FrameKind, *parts: bytes | memoryview) -> None:
         """
         Raises:
             Broken: it does not arrive.
@@ -87,21 +87,21 @@ class Wire:
         except (OSError, ValueError):
             raise Broken("the connection was closed") from None
 
-    def receive(self) -> tuple[Kind, memoryview]:
+    def receive(self) -> tuple[FrameKind, memoryview]:
         """The next frame.
 
         Raises:
             Broken: it does not come, or is not what was sent.
         """
         code, length, total = _FRAME.unpack(exactly(self._sock, _FRAME.size))
-        if code not in Kind.__members__.values() or length > self._largest:
+        if code not in FrameKind.__members__.values() or length > self._largest:
             raise Broken(f"a frame of kind {code} and {length} bytes is none that is expected")
         payload = exactly(self._sock, length)
         expected = _sum(self._key, self._in, self._got.to_bytes(8, "little"), bytes((code,)), payload)
         if not hmac.compare_digest(expected, total):
             raise Broken("a frame is not what was sent")
         self._got += 1
-        return Kind(code), payload
+        return FrameKind(code), payload
 
 
 def greet(sock: socket.socket, secret: bytes, layout: bytes, asks: bool, largest: int) -> Wire:
