@@ -27,6 +27,10 @@ def serve(
     replicas: Annotated[
         int, typer.Option(help="Servers of these models, each with its share of cores and memory, behind one router.")
     ] = 1,
+    prefill: Annotated[
+        int, typer.Option(help="Servers that compute long prompts for those of --decode, behind one router.")
+    ] = 0,
+    decode: Annotated[int, typer.Option(help="Servers that answer; for --prefill.")] = 0,
 ) -> None:
     """Serve models over HTTP, as OpenAI's API does. Ctrl-C or SIGTERM finishes running requests, then stops."""
     import sys
@@ -48,10 +52,16 @@ def serve(
 
     end_with_parent()
     logs.configure(server.log_level, server.access_log)
+    if (prefill, decode) != (0, 0):
+        if replicas != 1 or prefill < 1 or decode < 1:
+            raise BadInput("--prefill", "give a number from 1 to --prefill and to --decode, and no --replicas")
+        replicas = prefill + decode
     if replicas != 1:
         from headway.serve.route.own import serve_replicas
 
-        raise typer.Exit(serve_replicas(engine, server, model or [], replicas, lambda line: print(line, flush=True)))
+        raise typer.Exit(
+            serve_replicas(engine, server, model or [], replicas, lambda line: print(line, flush=True), prefill)
+        )
     with fetching() as progress:
         sources = model or [DEFAULT_MODEL]
         infos = [describe(source, progress, engine.chat_template) for source in sources]

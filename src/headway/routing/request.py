@@ -21,6 +21,8 @@ class RoutedRequest(msgspec.Struct, gc=False):
         begun: its client has got the first token: it cannot be tried elsewhere any more.
         tried: replicas that have failed it.
         arrival: when it came, ps; None = nobody said.
+        splits: its prompt may be computed by another replica than the one that answers.
+        cached: tokens of its prompt that are known at the replica that has it.
     """
 
     id: str
@@ -33,3 +35,5 @@ class RoutedRequest(msgspec.Struct, gc=False):
     begun: bool = False
     tried: tuple[str, ...] = ()
     arrival: int | None = None
+    splits: bool = False
+    cached: int = 0

@@ -213,6 +213,7 @@ class RequestRouter:
             cached = self.index.runs(request.names, (replica.number,))[replica.number] * request.block_tokens
             self.index.store(replica.number, request.names)
         del self._waiting[request.id]
+        request.cached = cached
         replica.take(request, cached, now)
         return Placement(request, replica)
 

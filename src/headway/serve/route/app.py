@@ -117,7 +117,7 @@ class RouterApi:
             session = (header(headers, SESSION_HEADER) or b"").decode("latin-1")
             reads = self._fleet.router.policy.reads_blocks
             namespace = "" if self._share else scope["headway.namespace"]
-            routed = self._names.request(f"r{self._count}", body, namespace, session, until, reads)
+            routed = self._names.request(f"r{self._count}", body, namespace, session, until, reads, scope["path"])
         except BaseException:
             await held.aclose()
             raise

@@ -32,17 +32,17 @@ def end_with_parent() -> None:
 
 
 class Children:
-    """`count` servers, by a command to which `--uds PATH` is added.
+    """Servers, each by its command, to which `--uds PATH` is added.
 
     Attributes:
         urls: where they listen.
         code: of one whose options or model are at fault; 0 = none is.
     """
 
-    def __init__(self, command: Sequence[str], count: int) -> None:
-        self._command = list(command)
+    def __init__(self, commands: Sequence[Sequence[str]]) -> None:
+        self._commands = [list(command) for command in commands]
         self._folder = Path(tempfile.mkdtemp(prefix="headway-"))
-        self._paths = [self._folder / f"replica-{number}.sock" for number in range(count)]
+        self._paths = [self._folder / f"replica-{number}.sock" for number in range(len(self._commands))]
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = False
         self.code = 0
@@ -57,7 +57,7 @@ class Children:
         while not self._stopping:
             begun = time.monotonic()
             process = self._processes[number] = await asyncio.create_subprocess_exec(
-                *self._command, "--uds", str(self._paths[number]), stdout=asyncio.subprocess.DEVNULL,
+                *self._commands[number], "--uds", str(self._paths[number]), stdout=asyncio.subprocess.DEVNULL,
                 stdin=asyncio.subprocess.PIPE, start_new_session=True, env=os.environ | {WITH_PARENT: "1"},
             )  # fmt: skip
             code = await process.wait()

@@ -6,16 +6,22 @@ import asyncio
 import logging
 import math
 import re
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
 
 from headway.client.upstream import Headers, Upstream, UpstreamError
 from headway.client.watch import parse
 from headway.core.clock import to_seconds
-from headway.core.errors import HeadwayError
+from headway.core.errors import BadInput, HeadwayError
 from headway.engine.machine import wall_clock
+from headway.engine.transfer.ticket import TICKET_BYTES, Way, host_port, signed
 from headway.routing.index import USUAL_BLOCKS
 from headway.routing.policies.policy import RoutingPolicy
+from headway.routing.pools import PrefillPool
 from headway.routing.replica import per_token
 from headway.routing.request import RoutedRequest
 from headway.routing.router import RequestRouter
@@ -41,6 +47,7 @@ class Member:
 
     Attributes:
         drained_by_hand: somebody asked for it. leaving: it says so itself.
+        role, address: its pool, and where engines fetch blocks from it; "" = nowhere.
         recall: by request, ends what has not begun when the replica is dead.
     """
 
@@ -48,8 +55,17 @@ class Member:
         self.upstream = upstream
         self.name = upstream.url
         self.drained_by_hand = False
+        self.role, self.address = "both", ""
         self.leaving = False
         self.recall: dict[str, Callable[[str], None]] = {}
+
+
+class Help(NamedTuple):
+    """Another replica computes the prompt of a request: who, and what it and the one that answers are told."""
+
+    member: Member
+    send: str
+    pull: str
 
 
 class ReplicaFleet:
@@ -60,13 +76,16 @@ class ReplicaFleet:
         most: requests that each has at once; the others wait here.
         most_waiting: of these.
         headers: of the questions that it asks itself.
+        pool: gets the replicas that say that they are of the prefill pool; None = they answer like others.
+        secret: by which the pools know each other.
     """
 
     def __init__(
         self, upstreams: Sequence[Upstream], policy: RoutingPolicy, most: int | None, most_waiting: int,
-        headers: Headers = (),
+        headers: Headers = (), pool: PrefillPool | None = None, secret: bytes = b"",
     ) -> None:  # fmt: skip
         self.router = RequestRouter(policy, most_waiting=most_waiting)
+        self.pool, self._secret = pool, secret
         self.members = {upstream.url: Member(upstream) for upstream in upstreams}
         self._headers = headers
         self._clock = wall_clock()
@@ -76,6 +95,9 @@ class ReplicaFleet:
         for name in self.members:
             self.router.join(name, per_token(FIRST_GUESS), self.now(), most=most)
             self.router.lose(name)  # until it is heard of
+            if pool is not None:
+                pool.router.join(name, per_token(FIRST_GUESS), self.now(), most=most)
+                pool.router.lose(name)
 
     def now(self) -> int:
         return self._clock.now()
@@ -124,6 +146,23 @@ class ReplicaFleet:
             waiter.set_result(what)
         else:
             waiter.set_exception(what)
+
+    def help(self, request: RoutedRequest) -> Help | None:
+        """Who computes the prompt of a request that was just placed, if not the replica that has it."""
+        replica = self.pool.assign(request, self.now()) if self.pool is not None else None
+        if replica is None:
+            return None
+        member, ticket = self.members[replica.name], secrets.token_bytes(TICKET_BYTES)
+        self._counts["helped", replica.name] += 1
+        ways = Way(ticket), Way(ticket, member.address)
+        return Help(member, *(signed(way, self._secret) for way in ways))
+
+    def helped(self, id: str, begun: bool) -> None:
+        """That has computed it, or it will not. Idempotent."""
+        if self.pool is not None and begun:
+            self.pool.computed(id, self.now())
+        elif self.pool is not None:
+            self.pool.release(id, self.now())
 
     def begin(self, id: str) -> None:
         """The first token of a request is here."""
@@ -178,25 +217,33 @@ class ReplicaFleet:
         status, _ = await member.upstream.get(b"/health")
         if status != 200:
             return f"{member.name} answers /health with {status}"
-        ready, _ = await member.upstream.get(b"/ready")  # 404: not one of ours
+        ready, said = await member.upstream.get(b"/ready")  # 404: not one of ours
         member.leaving = ready == 503
-        replica = self.router.replicas[member.name]
+        if ready == 200:
+            member.role, member.address = pool_of(said)
+        helps = self._helps(member)
+        routers = [self.router] if self.pool is None else [self.router, self.pool.router]
+        replica = routers[-1 if helps else 0].replicas[member.name]
         before = len(replica.requests)
         status, body = await member.upstream.get(b"/metrics", self._headers)
         others = None
         if status == 200:
             requests, blocks = reported(body.decode(errors="replace"))
             others = max(0, requests - max(before, len(replica.requests)))
-            self.router.index.add(replica.number, blocks)
+            for router in routers:
+                router.index.add(replica.number, blocks)
         if not replica.alive:
             log.info("%s is up", member.name)
-        self.router.heard(member.name, self.now(), others)
-        self.router.drain(member.name, member.leaving or member.drained_by_hand)
+        for router, takes in zip(routers, (not helps, helps), strict=False):
+            router.heard(member.name, self.now(), others if takes else None)
+            router.drain(member.name, member.leaving or member.drained_by_hand or not takes)
         return ""
 
     async def _check(self) -> None:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
+            if self.pool is not None:
+                self.pool.router.check(self.now())
             for name in self.router.check(self.now()):
                 log.warning("%s has fallen silent: it gets no requests until it is heard of again", name)
                 self._recall(self.members[name])
@@ -205,6 +252,8 @@ class ReplicaFleet:
     def _lost(self, member: Member) -> None:
         log.warning("%s is taken for dead: it takes no requests", member.name)
         self.router.lose(member.name)
+        if self.pool is not None:
+            self.pool.router.lose(member.name)
 
     def _recall(self, member: Member) -> None:
         """It has fallen silent: what has not begun there is tried elsewhere, what has goes on if it can."""
@@ -218,14 +267,26 @@ class ReplicaFleet:
         Raises:
             BadInput: there is no such replica.
         """
-        self.router.drain(name, draining)
+        self.router.drain(name, draining or self._helps(self.members[name]))
+        if self.pool is not None:
+            self.pool.router.drain(name, draining or not self._helps(self.members[name]))
         self.members[name].drained_by_hand = draining
         self.pump()
+
+    def _helps(self, member: Member) -> bool:
+        """It computes prompts for others, and answers none."""
+        return self.pool is not None and member.role == "prefill" and bool(member.address)
 
     @property
     def up(self) -> bool:
         """Some replica takes requests."""
         return any(replica.open for replica in self.router.replicas.values())
+
+    @property
+    def ready(self) -> bool:
+        """Some replica takes requests, and each that helps it has said so."""
+        waited = self.pool is not None and not any(one.open for one in self.pool.router.replicas.values())
+        return self.up and not waited
 
     def others(self, but: Sequence[str] = ()) -> list[Member]:
         """Replicas to be asked about something that any of them knows, those that live first."""
@@ -237,7 +298,7 @@ class ReplicaFleet:
         now = self.now()
         return [
             {
-                "replica": one.name, "alive": one.alive, "draining": one.draining,
+                "replica": one.name, "role": self.members[one.name].role, "alive": one.alive, "draining": one.draining,
                 "drained": self.router.drained(one.name), "requests": len(one.requests), "others": one.others,
                 "queue_seconds": round(one.queue_seconds(now), 6), "known_blocks": self.router.index.count(one.number),
             }
@@ -263,7 +324,8 @@ class ReplicaFleet:
             named = {_label(one.name): float(value) for one, value in zip(replicas, values, strict=True)}
             yield Series(f"headway:router_replica_{name}", gauge, text, "", named)
         for what, text in (("placed", "Requests sent to it."), ("retried", "Requests that it failed, tried elsewhere."),
-                           ("failed", "Requests that it failed, and nobody else had.")):  # fmt: skip
+                           ("failed", "Requests that it failed, and nobody else had."),
+                           ("helped", "Prompts sent to it whose requests others answer.")):  # fmt: skip
             counts = {_label(one.name): float(self._counts[what, one.name]) for one in replicas}
             yield Series(f"headway:router_{what}_total", counter, text, "", counts)
 
@@ -276,6 +338,22 @@ class ReplicaFleet:
 
 def _label(name: str) -> str:
     return f'replica="{escape(name)}"'
+
+
+def pool_of(said: bytes) -> tuple[str, str]:
+    """What a replica says of its pool: role, and where engines fetch blocks. Others' servers say nothing."""
+    try:
+        told = msgspec.json.decode(said, type=_Told)
+        if told.kv:
+            host_port(told.kv, "kv")
+    except (msgspec.DecodeError, BadInput, RecursionError):
+        return "both", ""
+    return (told.role, told.kv) if told.kv.isascii() and " " not in told.kv else ("both", "")
+
+
+class _Told(msgspec.Struct):
+    role: Literal["both", "prefill", "decode"] = "both"
+    kv: Annotated[str, msgspec.Meta(max_length=256)] = ""
 
 
 def reported(text: str) -> tuple[int, int]:

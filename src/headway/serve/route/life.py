@@ -11,7 +11,9 @@ from pathlib import Path
 from headway.client.upstream import Upstream
 from headway.core.errors import BadInput
 from headway.engine.machine import event_loop_factory
+from headway.engine.transfer.ticket import read_secret
 from headway.routing.policies import routing_named
+from headway.routing.pools import PrefillPool
 from headway.serve.app import Gate
 from headway.serve.auth import Keys, read_keys
 from headway.serve.cors import Cors
@@ -43,6 +45,8 @@ def run(options: RouteOptions, replicas: Sequence[str], say: Say = print, childr
     if len(set(replicas)) < len(replicas):
         raise BadInput("--replica", "one is given twice")
     upstreams = [Upstream(url) for url in replicas]
+    secret = read_secret(options.kv_secret_file) if options.kv_secret_file is not None else b""
+    pool = PrefillPool(routing_named(options.policy), options.split_from) if secret else None
     text = next((line.text for line in lines if line.text), "")
     own = [(b"authorization", f"Bearer {text}".encode())] if text else []
     raise_file_limit()
@@ -51,7 +55,8 @@ def run(options: RouteOptions, replicas: Sequence[str], say: Say = print, childr
         asyncio.Runner(loop_factory=event_loop_factory()) as runner,
     ):
         fleet = ReplicaFleet(
-            upstreams, routing_named(options.policy), options.most_in_flight, options.max_waiting, own
+            upstreams, routing_named(options.policy), options.most_in_flight, options.max_waiting, own,
+            pool, secret,
         )  # fmt: skip
         url = f"unix:{options.uds}" if options.uds is not None else url_of(*socks[0].getsockname()[:2])
         return runner.run(_RouterLife(options, fleet, keys, say, children).live(socks, url))
@@ -107,7 +112,7 @@ class _RouterLife:
 
     async def _announce(self, url: str) -> None:
         """When a replica is up, or at once where they are not ours."""
-        while self._children is not None and not self._fleet.up and not self._asked.is_set():
+        while self._children is not None and not self._fleet.ready and not self._asked.is_set():
             await asyncio.sleep(POLL_SECONDS)
         count = len(self._fleet.members)
         if not self._asked.is_set():

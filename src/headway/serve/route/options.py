@@ -10,6 +10,7 @@ from typing import Annotated
 from headway.core.clock import MAX_SECONDS
 from headway.core.options import Option, Options, declared, table
 from headway.routing.policies import ROUTING
+from headway.routing.pools import LEAST_TOKENS
 from headway.serve.options import ServeOptions
 
 _OF_SERVER = declared(ServeOptions)
@@ -37,6 +38,19 @@ class RouteOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_waiting: Annotated[
         int, Option("Requests that may wait at the router; more are refused.", least=1, most=1 << 20)
     ] = 4096
+    kv_secret_file: Annotated[
+        str | None,
+        Option(
+            "File with the secret of the replicas' pools: prompts are computed by those with --role prefill. Default: "
+            "all answer alike."
+        ),
+    ] = None
+    split_from: Annotated[
+        int,
+        Option(
+            "Tokens of a prompt, beside those cached, from which the prefill pool computes it.", least=1, most=1 << 30
+        ),
+    ] = LEAST_TOKENS
     host: Annotated[str, _OF_SERVER["host"]] = OURS.host
     port: Annotated[int, _OF_SERVER["port"]] = OURS.port
     uds: Annotated[str | None, _OF_SERVER["uds"]] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
@@ -12,18 +13,21 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from headway.client.upstream import Headers, UpstreamAnswer, UpstreamError
+from headway.engine.messages import TRANSFER_HEADER
 from headway.routing.request import RoutedRequest
 from headway.serve.dialects import dialect_of
 from headway.serve.errors import ApiError
-from headway.serve.route.fleet import Member, ReplicaFleet
+from headway.serve.route.fleet import Help, Member, ReplicaFleet
 
 HOP = frozenset((
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"upgrade",
     b"transfer-encoding", b"content-length", b"host", b"expect", b"accept-encoding",
 ))  # fmt: skip
 OURS = frozenset((b"x-request-id", b"request-id", b"date", b"server"))  # the gate and uvicorn add theirs
+OWN = frozenset((b"x-request-id", TRANSFER_HEADER.encode()))  # what a client says of these is not passed on
 ELSEWHERE = (502, 503, 504)  # statuses after which another replica is asked
 T = TypeVar("T")
+log = logging.getLogger("headway.serve")
 MOST_ERROR = 1 << 20  # bytes of such an answer
 
 
@@ -65,23 +69,46 @@ class Passage:
         while True:
             member = await self._interruptible(self._fleet.place(self._request, again))
             member.recall[self._request.id] = self.stop
+            help = self._fleet.help(self._request)
+            helping = asyncio.create_task(self._help(help)) if help is not None else None
             try:
-                if await self._through(member, send):
+                if await self._through(member, send, help.pull if help is not None else ""):
                     return
             except UpstreamError as error:
                 if self._gone or not self._fleet.fail(self._request.id, member, error.connected):
                     raise
             finally:
                 member.recall.pop(self._request.id, None)
+                if helping is not None:
+                    helping.cancel()  # it has done its part, or is of no use any more: that ends it there, too
+                    await asyncio.gather(helping, return_exceptions=True)
             again, self._stopped = True, None
 
-    async def _through(self, member: Member, send: Send) -> bool:
+    async def _help(self, help: Help) -> None:
+        """Have another replica compute the prompt. Whatever becomes of it: the one that answers can do it, too."""
+        begun = False
+        method, path, headers, body = self._what
+        told = [*headers, (TRANSFER_HEADER.encode(), help.send.encode())]
+        try:
+            answer = await help.member.upstream.ask(method, path, told, body)
+            try:
+                begun = answer.status == 200
+                async for _ in answer.pieces():
+                    pass
+            finally:
+                help.member.upstream.release(answer)
+        except UpstreamError as error:
+            log.warning("a prompt is computed where it is answered: %s", error)
+        finally:
+            self._fleet.helped(self._request.id, begun)
+
+    async def _through(self, member: Member, send: Send, pull: str = "") -> bool:
         """Pass the answer of a replica on -> whether that was it; False: another one is to be asked.
 
         Raises:
             UpstreamError: it broke off.
         """
-        answer = self._answer = await self._interruptible(member.upstream.ask(*self._what))
+        answer = self._answer = await self._interruptible(self._ask(member, pull))
         try:
             pieces = answer.pieces()
             if answer.status in ELSEWHERE:
@@ -103,6 +130,11 @@ class Passage:
         finally:
             self._answer = None
             member.upstream.release(answer)
+
+    async def _ask(self, member: Member, pull: str) -> UpstreamAnswer:
+        method, path, headers, body = self._what
+        told = [*headers, (TRANSFER_HEADER.encode(), pull.encode())] if pull else headers
+        return await member.upstream.ask(method, path, told, body)
 
     async def _head(self, send: Send, answer: UpstreamAnswer) -> None:
         """The head of the answer, once. A later replica's is not needed: what was sent before it were comments."""
@@ -165,7 +197,7 @@ class Passage:
 
 def forwarded(headers: Headers, id: str) -> list[tuple[bytes, bytes]]:
     """Headers of a request that the replica is to see; keys are among them."""
-    kept = [(name, value) for name, value in headers if name not in HOP and name != b"x-request-id"]
+    kept = [(name, value) for name, value in headers if name not in HOP and name not in OWN]
     return [*kept, (b"x-request-id", id.encode())]
 
 

@@ -19,6 +19,7 @@ BLOCK_BYTES, BLOCK_TOKENS = 128, 32
 BEFORE = ("tools", "system", "instructions")  # what templates put before the conversation
 PROMPTS = ("messages", "prompt", "input", "query")
 SESSIONS = ("prompt_cache_key", "session_id", "user")
+SPLIT = ("/chat/completions", "/completions", "/messages", "/api/chat", "/api/generate")  # in both pools
 SESSION_HEADER = b"x-session-id"
 
 
@@ -29,14 +30,16 @@ class PromptNames:
         self._hasher = BlockHasher(BLOCK_TOKENS, secrets.token_bytes(32))
 
     def request(
-        self, id: str, body: bytes, namespace: str, session: str, deadline: int | None, reads_blocks: bool
-    ) -> RoutedRequest:
+        self, id: str, body: bytes, namespace: str, session: str, deadline: int | None, reads_blocks: bool,
+        path: str = "",
+    ) -> RoutedRequest:  # fmt: skip
         """What the router is told of a body.
 
         Args:
             namespace: requests of different ones share no cache.
             session: of a header; "" = look into the body.
             reads_blocks: names are needed.
+            path: route of the request.
         """
         fields = _fields(body)
         text = _text(fields)
@@ -47,7 +50,15 @@ class PromptNames:
         tokens = max(1, len(text) * BLOCK_TOKENS // BLOCK_BYTES)
         named = (fields.get(name) for name in SESSIONS)
         session = session or next((one for one in named if isinstance(one, str)), "")
-        return RoutedRequest(id, tokens, names, BLOCK_TOKENS, session=session, deadline=deadline)
+        splits = path.removeprefix("/v1") in SPLIT and _splits(fields)
+        return RoutedRequest(id, tokens, names, BLOCK_TOKENS, session=session, deadline=deadline, splits=splits)
+
+
+def _splits(fields: Mapping[str, Any]) -> bool:
+    """One prompt, of which no position is asked for but the last."""
+    prompt = fields.get("prompt")
+    several = isinstance(prompt, list) and not all(isinstance(one, int) for one in prompt)
+    return not (several or fields.get("echo") or fields.get("prompt_logprobs") is not None)
 
 
 def _fields(body: bytes) -> Mapping[str, Any]:
