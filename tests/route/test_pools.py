@@ -14,7 +14,7 @@ import pytest
 
 from headway.core.errors import BadInput
 from headway.routing.policies import routing_named
-from headway.routing.pools import PrefillPool
+from headway.routing.pools import PrefillReplicas
 from headway.routing.replica import per_token
 from headway.routing.request import RoutedRequest
 from headway.serve.route.fleet import pool_of
@@ -29,8 +29,8 @@ def placed(tokens: int, cached: int = 0, splits: bool = True) -> RoutedRequest:
     return RoutedRequest("it", tokens, splits=splits, cached=cached)
 
 
-def pool(names: tuple[str, ...] = ("p",), most: int | None = None) -> PrefillPool:
-    made = PrefillPool(routing_named("least-loaded"), least=100, heartbeat=None)
+def pool(names: tuple[str, ...] = ("p",), most: int | None = None) -> PrefillReplicas:
+    made = PrefillReplicas(routing_named("least-loaded"), least=100, heartbeat=None)
     for name in names:
         made.router.join(name, per_token(1e-4), most=most)
     return made

@@ -1,7 +1,7 @@
 """Prefill and decode pools: who computes the prompt of a request that another replica answers.
 
     RequestRouter    places a request at a replica of the decode pool       (as without pools)
-    PrefillPool      says who computes its prompt: one of the prefill pool, or nobody but that replica itself
+    PrefillReplicas      says who computes its prompt: one of the prefill pool, or nobody but that replica itself
 
 The HTTP proxy and the simulator ask the same one.
 """
@@ -17,7 +17,7 @@ from headway.routing.router import HEARTBEAT, RequestRouter
 LEAST_TOKENS = 256  # of a prompt that are to be computed: fewer take little time beside decodes
 
 
-class PrefillPool:
+class PrefillReplicas:
     """The replicas that compute prompts for others.
 
     Args:

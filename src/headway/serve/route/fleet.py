@@ -21,7 +21,7 @@ from headway.engine.machine import wall_clock
 from headway.engine.transfer.ticket import TICKET_BYTES, Way, host_port, signed
 from headway.routing.index import USUAL_BLOCKS
 from headway.routing.policies.policy import RoutingPolicy
-from headway.routing.pools import PrefillPool
+from headway.routing.pools import PrefillReplicas
 from headway.routing.replica import per_token
 from headway.routing.request import RoutedRequest
 from headway.routing.router import RequestRouter
@@ -82,7 +82,7 @@ class ReplicaFleet:
 
     def __init__(
         self, upstreams: Sequence[Upstream], policy: RoutingPolicy, most: int | None, most_waiting: int,
-        headers: Headers = (), pool: PrefillPool | None = None, secret: bytes = b"",
+        headers: Headers = (), pool: PrefillReplicas | None = None, secret: bytes = b"",
     ) -> None:  # fmt: skip
         self.router = RequestRouter(policy, most_waiting=most_waiting)
         self.pool, self._secret = pool, secret

@@ -13,7 +13,7 @@ from headway.core.errors import BadInput
 from headway.engine.machine import event_loop_factory
 from headway.engine.transfer.ticket import read_secret
 from headway.routing.policies import routing_named
-from headway.routing.pools import PrefillPool
+from headway.routing.pools import PrefillReplicas
 from headway.serve.app import Gate
 from headway.serve.auth import Keys, read_keys
 from headway.serve.cors import Cors
@@ -46,7 +46,7 @@ def run(options: RouteOptions, replicas: Sequence[str], say: Say = print, childr
         raise BadInput("--replica", "one is given twice")
     upstreams = [Upstream(url) for url in replicas]
     secret = read_secret(options.kv_secret_file) if options.kv_secret_file is not None else b""
-    pool = PrefillPool(routing_named(options.policy), options.split_from) if secret else None
+    pool = PrefillReplicas(routing_named(options.policy), options.split_from) if secret else None
     text = next((line.text for line in lines if line.text), "")
     own = [(b"authorization", f"Bearer {text}".encode())] if text else []
     raise_file_limit()
