@@ -146,6 +146,7 @@ def test_percentiles_are_of_the_requests_seen_and_answers_of_one_token_have_no_p
     candidate, staged = actor.asked[0]
     requests: list[Request] = [(k / 1e3, k / 1e5 if k > 50 else None) for k in range(1, 101)]
     one = judged(Entry(row, candidate), requests, staged, Target(ttft=0.08, tpot=0.02))
+    assert (one.requests, one.played) == (100, staged.requests)
     assert one.ttft is not None and one.tpot is not None
     assert (one.ttft.p50, one.ttft.p95, one.ttft.p99) == pytest.approx((50, 95, 99))
     assert one.tpot.p50 == pytest.approx(0.75)

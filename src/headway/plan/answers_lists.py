@@ -96,7 +96,8 @@ class Finalist(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         deployment: as predicted.
         near: the prediction misses a target by up to a quarter; it has a place only if the simulation meets them.
-        requests: that were measured. seconds: between the first of them and the last.
+        requests: that were measured, of so many `played`: the others fill the batch and empty it.
+        seconds: between the first of those measured and the last.
         ttft, tpot: of these; None = it was not played.
         attainment: share of them that met every target.
         verdict: "meets"; "misses", for sure; "close", where so many requests cannot tell; "not played".
@@ -108,6 +109,7 @@ class Finalist(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     reason: str
     requests: int = 0
+    played: int = 0
     seconds: float = 0.0
     ttft: Tail | None = None
     tpot: Tail | None = None

@@ -169,7 +169,8 @@ def judged(one: Entry, requests: Sequence[Request], staged: Staged, target: Targ
     said = f"{share:.1%} of {len(requests)} requests are within the targets, {100 * target.share:g} % promised"
     return Finalist(
         deployment=one.row, near=one.near, verdict=verdict, reason=f"in the simulation {said}",
-        requests=len(requests), seconds=len(requests) / staged.rate, ttft=_tail([ttft for ttft, _ in requests]),
+        requests=len(requests), played=staged.requests, seconds=len(requests) / staged.rate,
+        ttft=_tail([ttft for ttft, _ in requests]),
         tpot=_tail([tpot for _, tpot in requests if tpot is not None]), attainment=share,
     )  # fmt: skip
 

@@ -60,8 +60,15 @@ def _played(a: Search) -> list[Part]:
         told.setdefault(_told(one), []).append(name)
     return [
         Grid(head, rows, left=("verdict",)),
+        *_counted(a),
         *(Text(f"{', '.join(names)}: {why}") for why, names in told.items() if why),
     ]
+
+
+def _counted(a: Search) -> list[Part]:
+    measured, played = (sum(getattr(one, name) for one in a.finalists) for name in ("requests", "played"))
+    filling = "the others fill the batches and empty them"
+    return [Text(f"{played:,} requests were played, {measured:,} of them measured: {filling}")] if played else []
 
 
 def _told(one: Finalist) -> str:
