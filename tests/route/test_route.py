@@ -239,3 +239,39 @@ def test_what_cannot_be_is_refused(routed: Start, path: str, body: object, statu
     one = routed(1)
     answer = httpx.post(one.url + path, json=body)
     assert answer.status_code == status and says in answer.json()["error"]["message"]
+
+
+def test_requests_a_minute_are_those_of_all_replicas_together(routed: Start) -> None:
+    one = routed(2, "--requests-per-minute", "3", "--policy", "round-robin")
+    answers = [httpx.post(one.url + "/v1/chat/completions", json=SAY) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+    left = [answer.headers["x-ratelimit-remaining-requests"] for answer in answers[:3]]
+    assert left == ["2", "1", "0"] and answers[0].headers["x-ratelimit-limit-requests"] == "3"
+    assert answers[3].json()["error"]["code"] == "rate_limit_exceeded" and int(answers[3].headers["retry-after"]) >= 1
+    assert httpx.get(one.url + "/v1/models").status_code == 200, "what takes no work does not count"
+
+
+def test_requests_at_once_are_those_of_all_replicas_together_by_key(routed: Start, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sk-one concurrent=1\nsk-two\n")
+    bare = tmp_path / "bare"  # the replicas know of no limit
+    bare.write_text("sk-one\nsk-two\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Routed, "headers", {"authorization": "Bearer sk-two"})
+        one = routed(
+            2, "--api-key-file", str(file), "--policy", "round-robin", server={**SLOW, "api_key_file": str(bare)}
+        )
+
+    def ask(key: str) -> int:
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.post(one.url + "/v1/chat/completions", json=SAY, headers=headers).status_code
+
+    first = {"authorization": "Bearer sk-one"}
+    with httpx.stream("POST", one.url + "/v1/chat/completions", json=LONG, headers=first) as stream:
+        parts = lines(stream)  # kept: without it the stream would be closed
+        next(parts)
+        assert [ask("sk-one"), ask("sk-two"), ask("sk-one")] == [429, 200, 429], "wherever it would go"
+    end = time.monotonic() + 30
+    while ask("sk-one") != 200:
+        assert time.monotonic() < end, "a client that has left gives its place back"
+        time.sleep(0.05)

@@ -33,6 +33,11 @@ class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_tokens: int | None = None
     concurrent: int | None = None
 
+    @property
+    def untokened(self) -> Quota:
+        """What of it can be held without counting tokens."""
+        return Quota(requests=self.requests, concurrent=self.concurrent)
+
     def over(self, other: Quota) -> Quota:
         """This one's limits, and the other's where it has none."""
         mine, others = msgspec.structs.asdict(self), msgspec.structs.asdict(other)

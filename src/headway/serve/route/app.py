@@ -21,6 +21,7 @@ from headway.serve.encode import json_bytes
 from headway.serve.errors import ApiError, from_msgspec
 from headway.serve.limits import BodyBudget, check_json
 from headway.serve.metrics import CONTENT_TYPE, ServerMetrics, render
+from headway.serve.quotas import Quotas
 from headway.serve.route.fleet import ReplicaFleet
 from headway.serve.route.passage import HOP, OURS, Passage, forwarded
 from headway.serve.route.prompts import SESSION_HEADER, PromptNames
@@ -40,9 +41,13 @@ class RouterApi:
 
     Args:
         share_cache: replicas share cached prefixes among keys.
+        quotas: what each key may ask of all replicas together.
     """
 
-    def __init__(self, fleet: ReplicaFleet, metrics: ServerMetrics, budget: BodyBudget, share_cache: bool) -> None:
+    def __init__(
+        self, fleet: ReplicaFleet, metrics: ServerMetrics, budget: BodyBudget, share_cache: bool, quotas: Quotas
+    ) -> None:
+        self._quotas = quotas
         self._fleet, self._metrics, self._budget, self._share = fleet, metrics, budget, share_cache
         self._names = PromptNames()
         self._count = 0
@@ -118,11 +123,12 @@ class RouterApi:
             reads = self._fleet.router.policy.reads_blocks
             namespace = "" if self._share else scope["headway.namespace"]
             routed = self._names.request(f"r{self._count}", body, namespace, session, until, reads, scope["path"])
+            target, passed = _target(request), forwarded(headers, scope["headway.request_id"])
+            lease = self._quotas.admit(scope["headway.tenant"], 0, generates=False)
         except BaseException:
             await held.aclose()
             raise
-        passed = forwarded(headers, scope["headway.request_id"])
-        return Passage(self._fleet, routed, b"POST", _target(request), passed, body, held)
+        return Passage(self._fleet, routed, b"POST", target, passed, body, held, lease)
 
     async def get(self, request: Request) -> Response:
         """What any replica knows (/v1/models, the page) is asked of one that lives, else of the next one."""

@@ -20,6 +20,7 @@ from headway.serve.cors import Cors
 from headway.serve.limits import BodyBudget, raise_file_limit
 from headway.serve.listening import POLL_SECONDS, listening, sample_lag, server_of, sweep, until_idle, url_of
 from headway.serve.metrics import ServerMetrics
+from headway.serve.quotas import Quotas
 from headway.serve.route.app import RouterApi
 from headway.serve.route.children import Children
 from headway.serve.route.fleet import ReplicaFleet
@@ -69,7 +70,8 @@ class _RouterLife:
         self._options, self._fleet, self._say, self._children = options, fleet, say, children
         self._metrics = ServerMetrics("")
         budget = BodyBudget(int(options.max_body_mib * 2**20))
-        self._api = RouterApi(fleet, self._metrics, budget, options.share_cache)
+        own = {tenant: quota.untokened for tenant, quota in keys.quotas.items()}
+        self._api = RouterApi(fleet, self._metrics, budget, options.share_cache, Quotas(options.quota, own))
         self._server = server_of(
             Gate(self._api.routes(), self._metrics.fold, keys, Cors(options.cors_origin), options.root_path)
         )

@@ -12,6 +12,7 @@ from headway.core.options import Option, Options, declared, table
 from headway.routing.policies import ROUTING
 from headway.routing.pools import LEAST_TOKENS
 from headway.serve.options import ServeOptions
+from headway.serve.quotas import Quota
 
 _OF_SERVER = declared(ServeOptions)
 OURS = ServeOptions()
@@ -62,6 +63,8 @@ class RouteOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "accept them too."
         ),
     ] = None
+    requests_per_minute: Annotated[int | None, _OF_SERVER["requests_per_minute"]] = None
+    max_concurrent: Annotated[int | None, _OF_SERVER["max_concurrent"]] = None
     share_cache: Annotated[
         bool, Option("Replicas share cached prefixes among keys, so the router takes equal prompts for equal.")
     ] = False
@@ -72,6 +75,11 @@ class RouteOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cors_origin: Annotated[tuple[str, ...], _OF_SERVER["cors_origin"]] = ()
     access_log: Annotated[str, _OF_SERVER["access_log"]] = OURS.access_log
     log_level: Annotated[str, _OF_SERVER["log_level"]] = OURS.log_level
+
+    @property
+    def quota(self) -> Quota:
+        """What each key may ask of all replicas together, if its line in the keys file does not say otherwise."""
+        return Quota(requests=self.requests_per_minute, concurrent=self.max_concurrent)
 
 
 if __name__ == "__main__":

@@ -51,10 +51,12 @@ def serve_replicas(
     )  # fmt: skip
     own = ServeOptions()
     inner = replace(
-        server, host=own.host, port=own.port, uds=None, root_path=own.root_path, cors_origin=own.cors_origin
+        server, host=own.host, port=own.port, uds=None, root_path=own.root_path, cors_origin=own.cors_origin,
+        requests_per_minute=None, max_concurrent=None,
     )  # fmt: skip
     outer = RouteOptions(
         host=server.host, port=server.port, uds=server.uds, root_path=server.root_path, cors_origin=server.cors_origin,
+        requests_per_minute=server.requests_per_minute, max_concurrent=server.max_concurrent,
         api_key_file=server.api_key_file, share_cache=server.share_cache, max_body_mib=server.max_body_mib,
         shutdown_timeout=server.shutdown_timeout, access_log=server.access_log, log_level=server.log_level,
     )  # fmt: skip

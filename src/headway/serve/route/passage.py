@@ -17,6 +17,7 @@ from headway.engine.messages import TRANSFER_HEADER
 from headway.routing.request import RoutedRequest
 from headway.serve.dialects import dialect_of
 from headway.serve.errors import ApiError
+from headway.serve.quotas import Lease
 from headway.serve.route.fleet import Help, Member, ReplicaFleet
 
 HOP = frozenset((
@@ -37,12 +38,14 @@ class Passage:
     Args:
         request: as the router is told of it.
         held: lets the body go; closed as soon as no other replica can be asked.
+        lease: what its key uses of its limits; its headers stand in place of the replica's.
     """
 
     def __init__(
         self, fleet: ReplicaFleet, request: RoutedRequest, method: bytes, path: bytes, headers: Headers, body: bytes,
-        held: AsyncExitStack,
+        held: AsyncExitStack, lease: Lease,
     ) -> None:  # fmt: skip
+        self._lease = lease
         self._fleet, self._request, self._held = fleet, request, held
         self._what = method, path, headers, body
         self._stopped: str | None = None
@@ -62,6 +65,7 @@ class Passage:
         finally:
             watcher.cancel()
             self._fleet.end(self._request.id)
+            self._lease.close(0)
             await self._held.aclose()
 
     async def _pass(self, send: Send) -> None:
@@ -142,7 +146,8 @@ class Passage:
             return
         kind = next((value for name, value in answer.headers if name == b"content-type"), b"")
         self._streams = kind or b"-"
-        headers = [(name, value) for name, value in answer.headers if name not in HOP and name not in OURS]
+        left_out = HOP | OURS | {name for name, _ in self._lease.headers}
+        headers = [(name, value) for name, value in answer.headers if name not in left_out] + self._lease.headers
         length = [(name, value) for name, value in answer.headers if name == b"content-length"]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers + length})
 
