@@ -267,6 +267,30 @@ NB_MODULE(_native, m) {
       .value("bf16", CacheFormat::bf16)
       .value("int8", CacheFormat::int8);
 
+  nb::class_<Ranks>(m, "Ranks")
+      .def(nb::init<int, int, int, int>(), "file"_a, "rank"_a, "ranks"_a, "threads"_a)
+      .def_static("bytes", &Ranks::bytes, "ranks"_a, "threads"_a)
+      .def(
+          "all_reduce",
+          [](Ranks& ranks, Changed<float, 1> x, int worker) {
+            if (worker < 0 || worker >= ranks.threads()) throw std::invalid_argument("no such worker");
+            ranks.all_reduce(x.data(), x.size(), worker);
+          },
+          "x"_a, "worker"_a = 0, nb::call_guard<nb::gil_scoped_release>())
+      .def("tell", [](Ranks& ranks, nb::bytes message) {
+        nb::gil_scoped_release release;
+        ranks.tell(static_cast<const uint8_t*>(message.data()), message.size());
+      })
+      .def("hear", [](Ranks& ranks) {
+        std::string message;
+        {
+          nb::gil_scoped_release release;
+          message = ranks.hear();
+        }
+        return nb::bytes(message.data(), message.size());
+      })
+      .def("leave", &Ranks::leave);
+
   nb::class_<Engine>(m, "Engine")
       .def(nb::init<int, std::string, CacheFormat>(), "threads"_a, "kernels"_a = "", "cache"_a = CacheFormat::bf16)
       .def_prop_ro("kernels", [](const Engine& e) { return e.kernels.name; })
@@ -274,6 +298,10 @@ NB_MODULE(_native, m) {
       .def("pack", &pack_matrices, "data"_a, "format"_a, "out"_a, "in"_a, "target"_a = "", "group"_a = 0)
       .def("read", &read_matrix, "file"_a, "offset"_a, "target"_a, "group"_a, "count"_a, "out"_a, "in"_a, "unit"_a, "checksum"_a)
       .def("checksum", &checksum, "matrix"_a)
+      .def("join", [](Engine& e, std::shared_ptr<Ranks> ranks) {
+        if (ranks->threads() != e.team.threads()) throw std::invalid_argument("every rank computes on as many threads");
+        e.ranks = std::move(ranks);
+      })
       .def("allocate", &Engine::allocate, "groups"_a, "block_size"_a)
       .def("block_bytes", &Engine::block_bytes, "group"_a, "block_size"_a)
       .def("copy_blocks", &Engine::copy_blocks, "group"_a, "pairs"_a)
@@ -331,6 +359,7 @@ NB_MODULE(_native, m) {
           "residual"_a)
       .def("sigmoid_gate", &Program::sigmoid_gate)
       .def("latent_attention", &Program::latent_attention)
+      .def("all_reduce", &Program::all_reduce)
       .def("logit_rows", &Program::logit_rows)
       .def("pool_rows", &Program::pool_rows)
       .def("pooled", &Program::pooled)

@@ -20,6 +20,11 @@ void EmbedOp::run(Step& step, Worker& worker) const {
   });
 }
 
+void AllReduceOp::run(Step& step, Worker& worker) const {
+  step.engine.ranks->all_reduce(step.floats(x), (size_t)step.rows(x) * step.values[x].width, worker.id);
+  step.engine.team.barrier(worker.id);
+}
+
 void NormOp::run(Step& step, Worker& worker) const {
   const Value& value = step.values[out];
   const float* in = step.floats(x);

@@ -35,6 +35,12 @@ struct NormOp : Op {
 };
 
 // Makes the integer or bfloat16 form of a value whose producer could not.
+struct AllReduceOp : Op {
+  int x;
+  const char* name() const override { return "all_reduce"; }
+  void run(Step& step, Worker& worker) const override;
+};
+
 struct ConvertOp : Op {
   int x;
   unsigned forms;

@@ -286,6 +286,15 @@ int Program::attention(int q, int layer, float scale, float softcap, Vector sink
   return out;
 }
 
+int Program::all_reduce(int x) {
+  if (!engine_->ranks) return x;
+  use(x, FLOATS);
+  auto op = std::make_unique<AllReduceOp>();
+  op->x = x;
+  push(std::move(op), {x});
+  return x;
+}
+
 int Program::logit_rows(int x) { return gather(x, LOGITS); }
 
 int Program::pool_rows(int x) { return gather(x, POOLED); }

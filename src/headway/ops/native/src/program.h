@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "ranks.h"
 #include "sampling.h"
 #include "team.h"
 
@@ -75,6 +76,7 @@ class Engine {
   const Kernels& kernels;
   const CacheFormat cache_format;
   Team team;
+  std::shared_ptr<Ranks> ranks;  // null: this process computes alone
   int block_size = 0;
   std::vector<CacheGroup> groups;
 
@@ -267,6 +269,7 @@ class Program {
   int sigmoid_gate(int x, int gate, int residual);
   int latent_attention(int q, int latent, Vector norm, Weights key_up, Weights value_up, int layer, float scale,
                        const RopeTable& rope, float eps);
+  int all_reduce(int x);  // x, summed over the engine's ranks in place
   int logit_rows(int x);
   int pool_rows(int x);
   void pooled(int x);  // x, of pool_rows, is kept to the end of the step
