@@ -7,11 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.clock import VirtualClock, to_ps
-from headway.core.events import EventLog
+from headway.core.events import EventLog, StepDone
 from headway.core.receipts import Receipt, Receipts
 from headway.core.request import Request, SamplingParams
-from headway.core.step import Capabilities, StepShape
+from headway.core.step import Capabilities, Seconds, StepShape
+from headway.engine.references import load_shape
 from headway.roofline.fixed import FixedCosts
+from headway.roofline.hardware import find_hardware
+from headway.roofline.step import StepTime
 from headway.scheduling.budget import Budget
 from headway.scheduling.scheduler import Scheduler
 from tests.simulated import HashedTokens, SimulatedExecutor
@@ -126,3 +129,16 @@ def test_cached_tokens_are_not_paid_for_and_waiting_costs_nothing() -> None:
     bills = engine.finish()
     assert bills["e"].queue > 0 and bills["a"].queue == 0
     assert bills["e"].decode > bills["a"].decode, "alone, it has nobody to share the fixed part with"
+
+
+def test_a_step_that_only_says_what_has_ended_is_idle_time_whatever_prices_steps() -> None:
+    """Found by use: such a step of a server with a profile divided by its rows, and ended the engine."""
+    step_time = StepTime(load_shape("llama-3.1-8b"), find_hardware("h100-sxm"))
+    receipts = Receipts(step_time.parts, (None,))
+    empty = StepDone(
+        now=to_ps(2), step=1, planned=to_ps(1), idle=0, rows=(), counts=(), emitted=(), seconds=Seconds(),
+        shape=StepShape(tokens=0, rows=0, kv_tokens=(0,), pairs=(0,), logit_rows=0),
+    )  # fmt: skip
+    receipts(empty)
+    assert receipts.idle == receipts.wall
+    assert step_time.parts(empty.shape).fixed >= 0

@@ -94,5 +94,10 @@ def test_a_stretched_step_takes_so_many_times_its_decodes_however_slow_the_machi
 
 
 def test_where_steps_vary_nearly_all_stretched_ones_are_within_what_decodes_usually_take() -> None:
-    took = stretched(cycle([1.0] * 9 + [1.5]))[64:]
+    took = stretched(cycle([1.0] * 9 + [1.25]))[64:]
     assert 1.8 * STREAMS_MS < max(took) <= 2.001 * STREAMS_MS
+
+
+def test_however_much_steps_vary_prompts_get_half_of_what_they_may_stretch_to() -> None:
+    took = stretched(cycle([0.3, 2.0]))
+    assert len(took) < 2500 / 3  # 8 ms of decodes, and at least 4 of 1 ms a token

@@ -179,6 +179,9 @@ class Receipts:
         self.wall += event.now - last
         self.idle += begin - last
         self._last = event.now
+        if not event.rows:  # a step that only tells the executor what has ended
+            self.idle += event.now - begin
+            return
         parts = self._parts(event.shape)
         accounts = [self._by_number.get(number) for number in event.rows]
         own = self._own(event, parts, accounts)

@@ -279,8 +279,8 @@ class StepTime:
         pairs = [now - before for now, before in zip(step.pairs, step.decode_pairs or old, strict=True)]
         return StepParts(
             fixed=weights + expert_read + head_read + fixed,
-            row=rows / step.rows,
-            token=(linear + experts + self.communication(step.tokens) + rest) / step.tokens,
+            row=rows / max(1, step.rows),
+            token=(linear + experts + self.communication(step.tokens) + rest) / max(1, step.tokens),
             logit=(head + drawn) / max(1, step.logit_rows),
             decode=_rates(sum(decode), [cache.read for cache in unit.caches], old),
             keys=_rates(chunk_read, [cache.chunk_read for cache in unit.caches], new),

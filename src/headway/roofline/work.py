@@ -134,7 +134,7 @@ class Amounts(msgspec.Struct, frozen=True):
         """What a step has to do that touches `touched` experts of each layer."""
         tokens, logit_rows, caches, none = step.tokens, step.logit_rows, self.caches, (0,) * len(self.caches)
         rows = larger(step.rows / self.ranks, 1.0)  # of the rank with most
-        share = rows / step.rows
+        share = rows / larger(step.rows, 1.0)
         prompts = chunk_read = 0.0
         read, flops = self.state_read * rows, self.state_flops * step.rows
         chunk_flops = self.chunk_state_flops * (tokens - step.rows)

@@ -42,7 +42,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         tokens: new tokens at most, None = whatever the executor can do.
         milliseconds: time that a step with running decodes should not exceed. Needs a step-time model.
         least: share of `tokens` and of `milliseconds` that prompts get even if the decodes alone use up the step.
-        stretch: how many times as long as its decodes alone a step may take, however long that is; 1 = no longer.
+        stretch: how many times as long as its decodes usually take alone a step may take, however long that is; 1 = no
+            longer. Where steps vary much nearly all of them keep to it, but prompts get half of it in any case.
             Without it prompts trickle in where many decode, the batch stays small, and whoever waits pays for it.
         alone: how many times `milliseconds` a step may take that holds no decodes: nobody's stream waits for it, but
             whoever arrives does.
@@ -74,7 +75,13 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             return math.inf
         if not decodes:
             return self.alone * self.milliseconds
-        return max(self.milliseconds, decodes + self.least * self.milliseconds, self.stretch * decodes)
+        return max(self.firm(decodes), self.stretch * decodes)
+
+    def firm(self, decodes: float) -> float:
+        """The same without stretching."""
+        if self.milliseconds is None or not decodes:
+            return self.until(decodes)
+        return max(self.milliseconds, decodes + self.least * self.milliseconds)
 
 
 def largest_chunk(shape: ShapeBuilder, start: int, most: int, model: StepTimeModel, milliseconds: float) -> int:

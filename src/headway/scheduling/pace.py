@@ -14,7 +14,8 @@ from headway.scheduling.budget import RoutingModel
 from headway.scheduling.flight import Flight
 
 HALF_LIFE = 20.0  # seconds of steps after which a measured one counts half
-RATIOS = 0.5, 2.0  # bounds of a step's measured over predicted time: what is beyond says that something else happened
+RATIOS = 0.2, 2.0  # bounds of a step's measured over predicted time: what is beyond says that something else happened
+EXPERTS = 0.5, 2.0  # and of experts touched over those foretold
 LEARNING, MOST_SKEW = 0.25, 2.0  # of the skew: what a step that touched half as many experts moves it by; its limit
 RECENT, WITHIN = 64, 0.95  # of the last steps of a kind, what share is to end in time
 OCTAVE = 256  # tokens before the chunks of the first of them
@@ -128,7 +129,7 @@ class Pace:
 
     def _learn_skew(self, foretold: float, touched: float) -> None:
         if foretold > 0 and touched > 0:
-            least, most = RATIOS
+            least, most = EXPERTS
             ratio = min(max(foretold / touched, least), most)
             self.skew = min(max((self.skew or 0.0) + LEARNING * (ratio - 1), 0.0), MOST_SKEW)
 

@@ -84,7 +84,7 @@ class Step:
         self._deepest = 0  # where the deepest of them begins
         self._opened = False  # the pass for prompts has begun
         self._alone = 0.0  # milliseconds of the decodes, as the model says
-        self._base = 0.0  # and as steps like this one usually were lately
+        self._base = 0.0  # and as steps like this one were lately
         self._until: float | None = None  # milliseconds at which the step should end; None = no limit
         self._stretched = 0.0  # as the model says, up to which it may last, however slow the machine
 
@@ -225,8 +225,8 @@ class Step:
         if self._model is None or self.shape is None or self._budget.milliseconds is None:
             return
         self._alone = 1e3 * self._model.predict(self.shape.build()) if self._decodes else 0.0
-        self._base = self._alone * self._pace.usual(kind_of(0, self._decodes > 0))
-        self._until, self._stretched = self._budget.until(self._base), self._budget.stretch * self._alone
+        self._base = self._alone * self._pace.slowness(kind_of(0, self._decodes > 0))
+        self._until, self._stretched = self._budget.firm(self._base), self._budget.stretch * self._alone
 
     @contextmanager
     def sparing(self, tokens: int, part: int) -> Iterator[None]:
@@ -362,7 +362,9 @@ class Step:
             return count, False
         assert self.shape is not None and self._model is not None
         kind = kind_of(max(self._deepest, start), self._decodes > 0)
-        longest = max(self._until, self._stretched * self._pace.usual(kind)) / self._pace.slowness(kind)
+        slow, usual = self._pace.slowness(kind), self._pace.usual(kind)
+        stretched = max(self._stretched * usual / slow, (self._stretched + self._alone) / 2)
+        longest = max(self._until / slow, stretched)
         fits = largest_chunk(self.shape, start, count, self._model, longest)
         return max(fits, 0 if self._chunks else 1), fits < count
 

@@ -295,6 +295,7 @@ class EventQueue:
         self._wanted[index] = None
         again = lost = 0
         replica = self._replicas[index]
+        replica.executor.cut(now)  # what it had ahead of it does not happen
         for id in [id for id, at in self._where.items() if at == index]:
             del self._where[id]
             self._answers.forget(id)

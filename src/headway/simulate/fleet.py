@@ -45,12 +45,14 @@ class FleetReplica(msgspec.Struct):
     Attributes:
         kind: index of its kind.
         since: when it was asked for, from which on it costs money; until: when it ended; None = it is there.
+        repaired: it takes the place of one that died.
         replica: it itself; None = it has not started.
     """
 
     kind: int
     since: int
     until: int | None = None
+    repaired: bool = False
     replica: SimulatedReplica | None = None
 
     @property
@@ -79,7 +81,7 @@ class SimulatedFleet:
         self._answers = answers
         self._random = random.Random(seed)
         self._todo: list[tuple[int, int, str, int]] = []  # (when, order, what, of whom), a heap
-        self._order = 0
+        self._order = self._most_up = 0
         self._starting: dict[int, FleetReplica] = {}  # by the order of what they are started by
         self._scaler = None if file.autoscale is None else Autoscaler(file.autoscale)
         self._prefills = [prefill_seconds(one.model, one.priced.shape, one.limits.max_tokens_per_step) for one in kinds]
@@ -130,17 +132,17 @@ class SimulatedFleet:
 
     @property
     def most_up(self) -> int:
-        """How many served at the same time, at most, as far as it was looked at."""
-        return max(int(up) for _, up, _ in self.sizes.samples)
+        """How many served at the same time, at most."""
+        return self._most_up
 
     def _plan(self, at: int, what: str, index: int = -1) -> int:
         heapq.heappush(self._todo, (at, self._order, what, index))
         self._order += 1
         return self._order - 1
 
-    def _start(self, kind: int, since: int, at: int) -> None:
+    def _start(self, kind: int, since: int, at: int, repaired: bool = False) -> None:
         """One more is on its way."""
-        self._starting[self._plan(at, STARTED)] = FleetReplica(kind, since)
+        self._starting[self._plan(at, STARTED)] = FleetReplica(kind, since, repaired=repaired)
 
     def _join(self, member: FleetReplica, now: int) -> SimulatedReplica:
         """It serves, with an empty cache."""
@@ -152,15 +154,18 @@ class SimulatedFleet:
         self.front.join(index, self._prefills[member.kind], min(kind.limits.blocks) if kind.setup.prefix_cache else 0)
         self.counts["started"] += 1
         if self.file.options.mtbf_hours is not None:
-            lives = self._random.expovariate(1 / (3600 * self.file.options.mtbf_hours))
-            self._plan(now + to_ps(lives), FAIL, index)
+            lives = to_ps(3600 * self.file.options.mtbf_hours * self._random.expovariate(1.0))
+            self._plan(now + max(1, lives), FAIL, index)
         return member.replica
 
     def _fail(self, index: int, events: EventQueue, now: int) -> None:
         """It dies; another one takes its place when it is repaired."""
         member, router = self.members[index], self.front.router
         member.until = now
-        self._start(member.kind, now, now + to_ps(self.file.options.repair_seconds))
+        if router.replicas[str(index)].draining:
+            self.counts["ended"] += 1
+        else:
+            self._start(member.kind, now, now + to_ps(self.file.options.repair_seconds), repaired=True)
         self._await()
         router.lose(str(index))
         again, lost = events.lose(index, now)
@@ -172,7 +177,8 @@ class SimulatedFleet:
     def _scale(self, now: int) -> None:
         """Start or drain as many as the autoscaler says."""
         assert self._scaler is not None, "asked only where there is one"
-        router, starting, scaled = self.front.router, len(self._starting), self.file.options.scaled
+        router, scaled = self.front.router, self.file.options.scaled
+        starting = sum(not one.repaired for one in self._starting.values())  # a repair may take long
         up = [index for index, one in enumerate(self.members) if one.up and router.replicas[str(index)].open]
         more = self._scaler.wanted(router, starting, now) - len(up) - starting
         for _ in range(more):
@@ -200,5 +206,6 @@ class SimulatedFleet:
 
     def _look(self, now: int) -> None:
         self._await()
+        self._most_up = max(self._most_up, len(self.front.router.replicas))
         if self.sizes.wants(to_seconds(now)):
             self.sizes.add(to_seconds(now), sum(one.up for one in self.members), len(self._starting))

@@ -32,23 +32,26 @@ from headway.core.errors import BadInput
 from headway.core.options import Option, Options, declared
 from headway.routing.autoscale import MOST_REPLICAS, Autoscale
 from headway.routing.policies import ROUTING
-from headway.simulate.deploy import EngineSetup
+from headway.simulate.deploy import MOST_DEVICES, EngineSetup
 
 LARGEST_FILE = 1 << 20
 FIELD = "--fleet"
+MOST_REPLICAS_AT_START = 4096  # more take minutes before anything happens
+LONGEST_WAIT = 86400.0  # seconds: of a repair or a start
+MOST_HOURS = 1e6
 
 
 class KindOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Replicas that are alike."""
 
     hardware: Annotated[str, Option("A name of `plan hardware`, or this-machine.")] = ""
-    count: Annotated[int, Option("There at the start.", least=0, most=MOST_REPLICAS)] = 1
-    tp: Annotated[int, Option("Devices of one replica (tensor parallel).", least=1)] = 1
+    count: Annotated[int, Option("There at the start.", least=0, most=MOST_REPLICAS_AT_START)] = 1
+    tp: Annotated[int, Option("Devices of one replica (tensor parallel).", least=1, most=MOST_DEVICES)] = 1
     precision: Annotated[str | None, Option("Weights: bf16, fp8, int4...; default: as stored.")] = None
     kv: Annotated[str | None, Option("Cache: bf16, fp8, int8.")] = None
     price: Annotated[float | None, Option("Dollars per device and hour; default: catalogued.", above=0)] = None
     slow: Annotated[float, Option("Steps take so many times as long; the router finds out.", above=0, most=1e3)] = 1.0
-    start_seconds: Annotated[float, Option("From asking for one until it serves.", least=0, most=MAX_SECONDS)] = 60.0
+    start_seconds: Annotated[float, Option("From asking for one until it serves.", least=0, most=LONGEST_WAIT)] = 60.0
 
     @classmethod
     def about(cls) -> str:
@@ -82,8 +85,10 @@ class FleetOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     most_in_flight: Annotated[
         int | None, Option("Most requests that a replica has at once; others wait at the router.", least=1)
     ] = None
-    mtbf_hours: Annotated[float | None, Option("Mean hours between failures of a replica.", above=0)] = None
-    repair_seconds: Annotated[float, Option("From a failure until it is back.", least=0, most=MAX_SECONDS)] = 60.0
+    mtbf_hours: Annotated[
+        float | None, Option("Mean hours between failures of a replica.", least=1e-4, most=MOST_HOURS)
+    ] = None
+    repair_seconds: Annotated[float, Option("From a failure until it is back.", least=0.001, most=LONGEST_WAIT)] = 60.0
     scaled: Annotated[int, Option("Which kind the autoscaler starts and ends, from 0.", least=0)] = 0
 
     @classmethod
@@ -99,13 +104,6 @@ class FleetFile(msgspec.Struct, frozen=True):
     events: tuple[Befalls, ...] = ()
     autoscale: Autoscale | None = None
 
-    @property
-    def most(self) -> int:
-        """Replicas that there are at the same time, at most."""
-        fixed = sum(kind.options.count for index, kind in enumerate(self.kinds) if index != self.options.scaled)
-        scaled = self.kinds[self.options.scaled].options.count
-        return fixed + (scaled if self.autoscale is None else max(scaled, self.autoscale.most))
-
 
 def read_fleet(path: Path, setup: EngineSetup) -> FleetFile:
     """A fleet file. setup: what its engines are set up like where it does not say.
@@ -116,13 +114,19 @@ def read_fleet(path: Path, setup: EngineSetup) -> FleetFile:
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise BadInput(FIELD, f"{path} is larger than 1 MB")
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(FIELD, f"cannot read {path}: {error}") from None
     try:
         return _fleet(table, setup)
     except BadInput as error:
-        raise BadInput(FIELD, f"{path}: {error}") from None
+        raise BadInput(FIELD, f"{path}: {_as_written(str(error))}") from None
+
+
+def _as_written(problem: str) -> str:
+    """A sentence about an option, with its name as a file has it."""
+    flag, colon, rest = problem.partition(":")
+    return flag.removeprefix("--").replace("-", "_") + colon + rest if flag.startswith("--") else problem
 
 
 def _fleet(table: dict[str, Any], setup: EngineSetup) -> FleetFile:
@@ -134,14 +138,16 @@ def _fleet(table: dict[str, Any], setup: EngineSetup) -> FleetFile:
     if scale is not None and not isinstance(scale, dict):
         raise BadInput("autoscale", "accepted: a table, headed [autoscale]")
     options, kinds = FleetOptions.of(table), tuple(_kind(row, setup) for row in rows["replicas"])
+    if not kinds:
+        raise BadInput("[[replicas]]", "is needed, with hardware in it")
     if options.scaled >= len(kinds):
         raise BadInput("scaled", f"{options.scaled}; there are {len(kinds)} [[replicas]], numbered from 0")
     events, goal = tuple(map(Befalls.of, rows["events"])), None if scale is None else Autoscale.of(scale)
     fleet = FleetFile(options, kinds, events, goal)
     if not sum(kind.options.count for kind in kinds) and goal is None:
         raise BadInput("count", "is 0 for all replicas, and no [autoscale] starts any")
-    if late := [event.replica for event in events if event.replica >= fleet.most]:
-        raise BadInput("replica", f"{late[0]} in [[events]]; accepted: below {fleet.most}")
+    if len({kind.setup.max_model_len for kind in kinds}) > 1:
+        raise BadInput("max_model_len", "must be the same for all replicas: the router does not choose by it")
     if len({kind.setup.block_size for kind in kinds}) > 1:
         raise BadInput("block_size", "must be the same for all replicas: the router counts blocks of one size")
     return fleet

@@ -27,7 +27,7 @@ from headway.simulate.traffic import Traffic
 
 Report = Callable[[str, int, int | None], None]  # (what, done, of)
 RESOLUTION = 0.05  # of a searched rate
-LOWEST = 1 / 1024  # of the first rate, below which a search gives up
+LOWEST = 1 / 1024  # of the first rate, below which a search gives up, as it does so far above it
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,8 @@ def saturation(once: Once, traffic: Traffic, targets: Targets | None, gpus: int,
     assert traffic.rate is not None
     trials: list[dict[str, Any]] = []
     held, failed, rate = 0.0, float("inf"), traffic.rate
-    while failed > held * (1 + RESOLUTION) and rate > traffic.rate * LOWEST and len(trials) < 40:
+    least, most = traffic.rate * LOWEST, traffic.rate / LOWEST
+    while failed > held * (1 + RESOLUTION) and least < rate < most and len(trials) < 40:
         played = once(traffic.at(rate, traffic.requests, traffic.seed), f"searching, {name}: {rate:.3g}/s")
         stable = played.summary["stability"]["stable"]
         trials.append({"rate": rate, "stable": stable, "output": played.summary["throughput"]["output"]})
