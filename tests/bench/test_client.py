@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from headway.bench.client import BenchClient, Endpoint, Timeouts
+from headway.bench.transport import Address
+from headway.client.chat import Client
 from headway.core.errors import BadInput
 from headway.metrics.records import FailureKind, Kind, RequestRecord
 from tests.bench.mock import FAULTS, MockServer, Script
@@ -279,3 +281,10 @@ def test_a_key_travels_in_the_header_each_api_wants() -> None:
     anthropic = Endpoint.parse("http://h", "anthropic", key="k").headers
     assert openai["authorization"] == anthropic["authorization"] == "Bearer k"
     assert anthropic["x-api-key"] == "k" and "anthropic-version" in anthropic
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://[x]:80", "http://h:99999", "ftp://h"])
+def test_what_is_no_address_is_refused_in_a_sentence(url: str) -> None:
+    for made in (Address.of, Client):
+        with pytest.raises(BadInput, match="--url"):
+            made(url)

@@ -596,3 +596,11 @@ def test_deepseek_is_planned_over_nodes(verb: str, spread: list[str], capsys: py
     found = answer([verb, "--model", "deepseek-r1", "--hardware", "h100-sxm", *spread], capsys)
     assert found["mode"] == ("calibrated" if verb == "estimate" else "exact")
     assert any("nodes of 8, with 50 GB/s" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("verb", [["estimate", "--concurrency", "4"], ["step"], ["cost"]])
+def test_more_devices_than_anybody_has_are_refused_at_once(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", *verb, *STEP[1:], "--gpus", "10000000000"])
+    assert stopped.value.code == 2
+    assert "10000000000 is not a whole number from 1 to 65536" in capsys.readouterr().err

@@ -42,7 +42,10 @@ class Address:
 
     @classmethod
     def of(cls, url: str) -> Address:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise BadInput("--url", f"{url!r} is no URL: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadInput("--url", f"{url!r} is not an http:// or https:// address")
         try:

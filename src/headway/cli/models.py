@@ -25,13 +25,13 @@ def models(
     from headway.roofline.hardware import GIB
 
     found = [model for model in known_models() if word.lower() in f"{model.name} {model.source}".lower()]
+    if not found:
+        note(f"no model has {word!r} in its name or source; without it all are listed")
+        raise typer.Exit(1)
     if json:
         for model in found:
             print(msgspec.json.encode(model).decode())
         return
-    if not found:
-        note(f"no model has {word!r} in its name or source; without it all are listed")
-        raise typer.Exit(1)
     predicted = any(model.tokens_per_second is not None for model in found)
     table = Table("model", Column(overflow="fold"), "format", "GiB", "fits", box=None, pad_edge=False)
     if predicted:
@@ -47,5 +47,5 @@ def models(
             *([f"at most {rate}" if model.label == "bound" else rate] if predicted else []),
         )
     stdout.print(table)
-    if any(model.tokens_per_second is None for model in found):
+    if not predicted:
         note("`headway probe` measures this machine; then tokens per second are predicted")

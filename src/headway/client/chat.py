@@ -46,7 +46,11 @@ class Client:
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        parts = urlsplit(self.url if "//" in self.url else f"http://{self.url}")
+        try:
+            parts = urlsplit(self.url if "//" in self.url else f"http://{self.url}")
+            _ = parts.port
+        except ValueError as error:
+            raise BadInput("--url", f"{url!r} is no URL: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadInput("--url", f"{url!r} is not an http(s) URL")
         self._parts: SplitResult = parts

@@ -12,7 +12,7 @@ def seconds(value: float | None) -> str:
     for limit, scale, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
         if value < limit:
             return f"{value * scale:.3g} {unit}" if value else "0"
-    return f"{value:.3g} s"
+    return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
 
 
 def duration(value: float) -> str:

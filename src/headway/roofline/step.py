@@ -35,6 +35,7 @@ from headway.roofline.work import (
 from headway.shape.model import ModelShape
 
 HAND_ON = 1e-5  # seconds until the first byte of a message between pipeline stages arrives
+MOST_DEVICES = 1 << 16  # of one replica
 RATES = ("stream", "stream_experts", "stream_cache", "linear", "experts", "attention", "prefill_attention",
          "head_stream", "head_linear", "ceiling")  # fmt: skip
 COSTS = ("permute", "step", "layer", "row", "token", "element", "logit", "eager")
@@ -343,8 +344,8 @@ def peak_rate(hardware: Hardware, math: str) -> float:
 def check_layout(shape: ModelShape, layout: Layout, field: str = "--gpus") -> None:
     """Refuse a layout that the model's layers, heads or experts cannot be split into (B7)."""
     gpus, stages, ranks, groups = layout.gpus, layout.pipeline, layout.attention_dp, layout.expert_parallel
-    if gpus < 1:
-        raise BadInput(field, f"{gpus}; accepted: a whole number from 1")
+    if not 1 <= gpus <= MOST_DEVICES:
+        raise BadInput(field, f"{gpus} is not a whole number from 1 to {MOST_DEVICES}")
     if stages < 1 or gpus % stages or stages > shape.layers:
         accepted = [n for n in range(1, gpus + 1) if gpus % n == 0 and n <= shape.layers]
         raise BadInput("--pipeline", f"{stages} stages of {gpus} GPUs; accepted: {_listed(accepted)}")

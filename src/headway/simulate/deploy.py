@@ -35,7 +35,6 @@ from headway.simulate.workload import Answers
 MEMORIES = ("paged", "contiguous")
 MOST = 1e9  # seconds, GiB, dollars: whatever is asked for
 ENGINE = "vllm"  # whose fitted constants stand for an engine on a GPU
-MOST_DEVICES = 1 << 16  # of a replica
 GPU_ROWS, GPU_TOKENS = 256, 2048  # of a step, vLLM's defaults
 OURS = EngineOptions()  # the defaults of our own
 _OF_ENGINE = declared(EngineOptions)
@@ -138,8 +137,6 @@ def deployed(
     Raises:
         BadInput: it does not fit, or cannot be split so.
     """
-    if not 1 <= gpus <= MOST_DEVICES:
-        raise BadInput("--tp", f"{gpus} is not a whole number from 1 to {MOST_DEVICES}")
     check_layout(shape, Layout(gpus), field="--tp")
     if price is not None and not 0 < price <= MOST:
         raise BadInput("--price", f"{price:g} is not a number above 0 and up to {MOST:g}")

@@ -30,9 +30,10 @@ import msgspec
 from headway.core.clock import MAX_SECONDS
 from headway.core.errors import BadInput
 from headway.core.options import Option, Options, declared
+from headway.roofline.step import MOST_DEVICES
 from headway.routing.autoscale import MOST_REPLICAS, Autoscale
 from headway.routing.policies import ROUTING
-from headway.simulate.deploy import MOST_DEVICES, EngineSetup
+from headway.simulate.deploy import EngineSetup
 
 LARGEST_FILE = 1 << 20
 FIELD = "--fleet"

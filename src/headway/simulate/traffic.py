@@ -78,7 +78,8 @@ class Traffic(Lengths, frozen=True, kw_only=True, forbid_unknown_fields=True):
         how = ways.get(load.kind, f"{load.rate:g} a second, {load.kind}")
         alone = load.kind == "closed" and self.concurrency is None
         other = "; --rate, --concurrency, --trace or --log make another" if alone else ""
-        return f"load: {self.requests:,} requests of {of}, {how}{other}"
+        many = "up to " if given is not None else ""
+        return f"load: {many}{self.requests:,} requests of {of}, {how}{other}"
 
     def at(self, rate: float, requests: int, seed: int) -> Traffic:
         """The same at another rate, other draws."""
