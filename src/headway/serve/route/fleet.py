@@ -46,7 +46,8 @@ class Member:
     """A replica.
 
     Attributes:
-        drained_by_hand: somebody asked for it. leaving: it says so itself.
+        drained_by_hand: somebody asked for it. leaving: it says so itself. starts: it was never heard of, and may be a
+            child of ours that loads its model: nothing to warn of.
         role, address: its pool, and where engines fetch blocks from it; "" = nowhere.
         recall: by request, ends what has not begun when the replica is dead.
     """
@@ -57,6 +58,7 @@ class Member:
         self.drained_by_hand = False
         self.role, self.address = "both", ""
         self.leaving = False
+        self.starts = upstream.url.startswith("unix:")
         self.recall: dict[str, Callable[[str], None]] = {}
 
 
@@ -203,7 +205,7 @@ class ReplicaFleet:
             except TimeoutError:
                 problem = f"{member.name} has not answered within {BEAT_TIMEOUT:g} s"
             if problem not in ("", said):
-                log.warning("no heartbeat of a replica: %s", problem)
+                log.log(logging.DEBUG if member.starts else logging.WARNING, "no heartbeat of a replica: %s", problem)
             said = problem
             self.pump()
             await asyncio.sleep(BEAT_SECONDS)
@@ -232,6 +234,7 @@ class ReplicaFleet:
             others = max(0, requests - max(before, len(replica.requests)))
             for router in routers:
                 router.index.add(replica.number, blocks)
+        member.starts = False
         if not replica.alive:
             log.info("%s is up", member.name)
         for router, takes in zip(routers, (not helps, helps), strict=False):
