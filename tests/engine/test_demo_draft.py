@@ -15,6 +15,7 @@ from headway.core.folds import Totals
 from headway.engine.draft_model import DraftModel
 from headway.ops import native
 from headway.roofline.fixed import FixedCosts
+from headway.scheduling import drafting as drafting_module
 from headway.simulate.replay import replay
 from headway.text.tokenizer import Tokenizer
 from tests.engine.test_demo_speculation import COPY, SMALL, told
@@ -36,9 +37,10 @@ def plain() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def drafting(recording: Path) -> Iterator[LLM]:
-    """Its passes are said to cost nothing, or it would not draft."""
+    """Its passes are said to cost nothing, and any gain is enough, or it would not draft."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DraftModel, "measure", lambda *_: FixedCosts(step=1e-9))
+        patch.setattr(DraftModel, "measure", lambda *_: FixedCosts(step=1e-9, bends=((2, 1e-9),)))
+        patch.setattr(drafting_module, "LEAST_GAIN", 0.0)
         with LLM(draft="demo", event_log=str(recording), **SMALL) as llm:
             yield llm
 
@@ -74,7 +76,8 @@ def test_the_memory_plan_counts_it(plain: LLM, drafting: LLM) -> None:
     assert "draft model" in dict(with_draft.lines()) and "draft model" not in dict(without.lines())
 
 
-def test_one_that_takes_as_long_as_the_model_itself_is_left_alone() -> None:
+def test_one_that_takes_as_long_as_the_model_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafting_module, "LEAST_GAIN", 1.0)
     totals = Totals()
     with LLM(draft="demo", **SMALL) as llm:
         llm.engine.loop.scheduler.drafting._drafter = FixedCosts(step=10.0)

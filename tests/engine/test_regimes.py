@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,7 +104,7 @@ def test_a_log_that_begins_later_begins_with_the_regime_and_the_slowness_of_that
 
 
 def test_the_first_regime_is_the_one_that_the_first_steps_look_like() -> None:
-    step: Any = SimpleNamespace(rows=1, tokens=1, kv_tokens=(1,), pairs=(1,))
+    step: Any = StepShape(tokens=1, rows=1, logit_rows=1, kv_tokens=(1,), pairs=(1,))
     assert [nearest(timings(FAST, SLOW), costs, step) for costs in (FAST, SLOW, FixedCosts(step=0.02))] == [0, 1, 1]
 
 

@@ -340,7 +340,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     ttl: int | None = None
     ttft: int | None = None
     profile: dict[str, Any] | None = None
-    drafter: dict[str, float] | None = None
+    drafter: dict[str, Any] | None = None
     regime: Count = 0
     ratios: dict[int, tuple[float, ...]] = {}
     draft_ratios: tuple[tuple[int, int, float], ...] = ()
