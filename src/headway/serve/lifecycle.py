@@ -210,9 +210,7 @@ class _Life:
         path, ask, most = "completions", '"prompt": "The capital of France is"', 20
         if model.chats:
             path, most = "chat/completions", 100
-            ask = (
-                '"messages": [{"role": "user", "content": "What is the capital of France, and what is it known for?"}]'
-            )
+            ask = '"messages": [{"role": "user", "content": "Why is the sky blue?"}]'
         named = [f'"model": {json.dumps(model.name)}'] if self._whose(model) else []
         body = ",\n  ".join([*named, ask, f'"max_tokens": {most}, "temperature": 0'])
         key = " \\\n  -H 'authorization: Bearer YOUR_KEY'" if self._options.api_key_file else ""
