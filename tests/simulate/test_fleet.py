@@ -215,6 +215,11 @@ def test_what_a_file_may_not_say(tmp_path: Path, text: str, sentence: str) -> No
     assert sentence in str(caught.value)
 
 
+def test_a_file_without_end_is_refused() -> None:
+    with pytest.raises(BadInput, match="larger than"):
+        read_fleet(Path("/dev/zero"), EngineSetup())
+
+
 def test_one_that_does_not_fit_is_named_by_its_number(tmp_path: Path) -> None:
     file = read(tmp_path, "[[replicas]]\nhardware = 'b200'\n[[replicas]]\nhardware = 'a10g'")
     with pytest.raises(BadInput, match=r"\[\[replicas\]\] 1: .*does not fit"):

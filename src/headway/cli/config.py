@@ -12,7 +12,6 @@ name = "batching"
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from typing import Any
 from typer.core import TyperOption
 
 from headway.core.errors import BadInput, shown
+from headway.core.toml_file import read_toml
 
 FLAG = "--config"
-MOST_BYTES = 1 << 20
 HELP = "TOML file of options, in a table per verb, here `{verb}`. What the command line says goes before it."
 
 
@@ -36,7 +35,7 @@ def with_config(command: Any, *table: tuple[str, Collection[str]]) -> None:
 
     def read(context: Any, parameter: Any, path: Path | None) -> None:
         if path is not None and not context.resilient_parsing:
-            found: Any = read_tables(path)
+            found: Any = read_toml(path, FLAG)
             for name, known in table:
                 for other in (found if isinstance(found, dict) else {}).keys() - set(known):
                     what = "a table per verb" if isinstance(found[other], dict) else "options in the table of a verb"
@@ -49,23 +48,6 @@ def with_config(command: Any, *table: tuple[str, Collection[str]]) -> None:
         help=HELP.format(verb=verb),
     )  # fmt: skip
     command.params.append(option)
-
-
-def read_tables(path: Path) -> dict[str, Any]:
-    """
-    Raises:
-        BadInput: it cannot be read, or is no TOML.
-    """
-    try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise BadInput(FLAG, f"{path} is larger than {MOST_BYTES} bytes")
-        return tomllib.loads(content.decode("utf-8-sig"))
-    except OSError as error:
-        raise BadInput(FLAG, f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits and arrays as deep, too
-        raise BadInput(FLAG, f"{path} is no TOML: {error}") from None
 
 
 def _defaults(context: Any, command: Any, table: Any, path: Path, where: str) -> dict[str, Any]:

@@ -14,17 +14,16 @@ price = { on-demand = 1.2, owned = 0.7 }  # dollars per device-hour
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headway.core.errors import BadInput
+from headway.core.toml_file import read_toml
 from headway.roofline.hardware import BASES, Hardware, Price, device_from
 from headway.shape.formats import known_format
 
-LARGEST_FILE = 1 << 20
 LEAST = {"memory": 1e8, "bandwidth": 1e9}  # below, a unit was mistaken
 FIELDS = {field.name for field in msgspec.structs.fields(Hardware)} - {"name"}
 
@@ -61,13 +60,7 @@ def _parted(reference: str) -> tuple[Path, str]:
 
 def _table(path: Path, field: str) -> dict[str, dict[str, Any]]:
     """The tables of a file, one per device."""
-    path = path.expanduser()
-    try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise BadInput(field, f"{path} is larger than 1 MB")
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # numbers of thousands of digits and arrays as deep, too
-        raise BadInput(field, f"cannot read {path}: {error}") from None
+    table = read_toml(path, field)
     if not table or not all(isinstance(entry, dict) for entry in table.values()):
         raise BadInput(field, f"{path}; accepted: one [device] or more, each with its figures")
     return table

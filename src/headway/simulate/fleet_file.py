@@ -21,7 +21,6 @@ replica = 3                  # counted from 0, in the order in which they starte
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,12 +29,12 @@ import msgspec
 from headway.core.clock import MAX_SECONDS
 from headway.core.errors import BadInput
 from headway.core.options import Option, Options, declared
+from headway.core.toml_file import read_toml
 from headway.roofline.step import MOST_DEVICES
 from headway.routing.autoscale import MOST_REPLICAS, Autoscale
 from headway.routing.policies import ROUTING
 from headway.simulate.deploy import EngineSetup
 
-LARGEST_FILE = 1 << 20
 FIELD = "--fleet"
 MOST_REPLICAS_AT_START = 4096  # more take minutes before anything happens
 LONGEST_WAIT = 86400.0  # seconds: of a repair or a start
@@ -112,12 +111,7 @@ def read_fleet(path: Path, setup: EngineSetup) -> FleetFile:
     Raises:
         BadInput: it cannot be read, or says what is not accepted.
     """
-    try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise BadInput(FIELD, f"{path} is larger than 1 MB")
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(FIELD, f"cannot read {path}: {error}") from None
+    table = read_toml(path, FIELD)
     try:
         return _fleet(table, setup)
     except BadInput as error:

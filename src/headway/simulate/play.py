@@ -134,6 +134,11 @@ def cost(deployed: Deployed, throughput: Mapping[str, Any], seconds: float, repl
     if hourly is None:
         return {"reason": f"{priced.hardware.name} has no price in the catalogue; give --price"}
     spent = dollars(seconds, hourly * priced.gpus * replicas)
+    return per_million(spent, hourly, throughput)
+
+
+def per_million(spent: float, hourly: float, throughput: Mapping[str, Any]) -> dict[str, Any]:
+    """Dollars over tokens. hourly: of a device."""
     tokens = {"output": throughput["output_tokens"], "total": throughput["output_tokens"] + throughput["input_tokens"]}
     return {
         "dollars_per_gpu_hour": hourly, "dollars": spent,

@@ -18,7 +18,7 @@ from headway.simulate.driver import Source, run
 from headway.simulate.fleet import SimulatedFleet
 from headway.simulate.fleet_file import FIELD, FleetFile
 from headway.simulate.front import Front
-from headway.simulate.play import Played, cost, summary_of
+from headway.simulate.play import Played, cost, per_million, summary_of
 from headway.simulate.trail import DETAIL, Trail
 from headway.simulate.workload import Answers
 from headway.traffic.load import Load
@@ -100,9 +100,4 @@ def _cost(fleet: SimulatedFleet, summary: dict[str, Any], end: int) -> dict[str,
         return cost(unknown[0], summary["throughput"], 0.0, 1)
     spent = sum(dollars(one, kind.price or 0.0) for kind, one in zip(fleet.kinds, seconds, strict=True))
     hours = sum(seconds) / 3600
-    tokens = {name: summary["throughput"][f"{name}_tokens"] for name in ("output", "input")}
-    return {
-        "dollars_per_gpu_hour": spent / hours if hours else 0.0, "dollars": spent,
-        "per_million_output": 1e6 * spent / tokens["output"] if tokens["output"] else None,
-        "per_million_total": 1e6 * spent / sum(tokens.values()) if sum(tokens.values()) else None,
-    }  # fmt: skip
+    return per_million(spent, spent / hours if hours else 0.0, summary["throughput"])
